@@ -16,7 +16,7 @@ from dlrover_run.agent.host import explain_os_error
 from dlrover_run.console.text import format_time_of_day, prefix_with_node
 from dlrover_run.exit_reasons import ExitReason, in_scheme
 from dlrover_run.output.streams import RunDir, create_run_dir, remove_run_dir
-from dlrover_run.processes import tree, watchdog
+from dlrover_run.processes import title, tree, watchdog
 from dlrover_run.spec import JobSpec, SpecError
 
 if TYPE_CHECKING:
@@ -102,21 +102,25 @@ def _be_agent(
     try:
         # A session of its own: the terminal's Ctrl-C comes through the watchdog only, and once.
         os.setsid()
-        tree.name_process(program.process)
+        title.name_process(program.process)
         tree.become_subreaper()
         # An agent that is stopped could not see that the watchdog has died.
         tree.continue_without_parent()
         # Imported on this side of the fork only: the watchdog needs none of it and stays small.
-        from dlrover_run.agent.main import run_agent
-        from dlrover_run.output.relay_client import RelayClient
-        from dlrover_run.processes import event_loop
+        from dlrover_run.output.relay_start import start_relay
 
-        make_adapter = program.load_adapter()
         try:
-            relay = RelayClient(shared=bool(spec.console_name), secrets=spec.secrets)
+            # It loads its modules while this process loads its own.
+            started = start_relay((1, 2), shared=bool(spec.console_name))
         except OSError as error:
             code = _cannot_start(error, spec, program)
         else:
+            from dlrover_run.agent.main import run_agent
+            from dlrover_run.output.relay_client import RelayClient
+            from dlrover_run.processes import event_loop
+
+            make_adapter = program.load_adapter()
+            relay = RelayClient(shared=bool(spec.console_name), started=started)
             code = event_loop.run(run_agent(spec, run_dir, parent_pipes, relay, result_fd, program.name, make_adapter))
     except BaseException as error:
         # A user needs a sentence; the traceback of a defect is printed on request.

@@ -252,11 +252,5 @@ class JobSpec(msgspec.Struct, frozen=True):
         return (*self.signals, *self.forward_signals, *notice)
 
     @property
-    def secrets(self) -> tuple[str, ...]:
-        """The secrets that only processes with a connection to the master or to etcd may hold."""
-        found = (self.master.token if self.master else "", self.etcd.password if self.etcd else "")
-        return tuple(filter(None, found))
-
-    @property
     def single_node(self) -> bool:
         return self.backend == "memory" or (self.backend == "static" and self.rules.max_nodes == 1)

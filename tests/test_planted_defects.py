@@ -247,11 +247,11 @@ DEFECTS = {
         "            pass\n",
         "test_process_tree.py::test_nothing_outlives_a_kill",
     ),
-    "secrets stay in the memory of the relay": Defect(
-        "dlrover_run/output/relay_process.py",
-        "            scrub(secrets)\n",
-        "            pass\n",
-        "test_strangers.py::test_the_token_is_in_the_memory_of_no_process_that_does_not_need_it",
+    "a stuck console is read for": Defect(
+        "dlrover_run/output/sources.py",
+        "return self.sink is None or self.sink.has_room",
+        "return True",
+        "test_output_sources.py::test_a_console_that_takes_nothing_makes_the_worker_wait_and_then_gets_everything",
     ),
 }
 

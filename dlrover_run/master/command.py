@@ -23,7 +23,7 @@ from dlrover_run.command_line import credentials, lookup, values
 from dlrover_run.command_line.rdzv_conf import RdzvConf
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.master.server import IdleShutdown
-from dlrover_run.processes import event_loop, signals, tree
+from dlrover_run.processes import event_loop, signals, title, tree
 from dlrover_run.spec import FlagValue, SpecError, TlsSpec
 from dlrover_run.transport.addresses import Address, bind_error, join_address
 
@@ -199,7 +199,7 @@ def main(args: Sequence[str]) -> int:
         credentials.scrub_environment()
         if options.is_launched:
             # So that a `pkill` of the job's script does not match it.
-            tree.name_process(tree.MASTER_NAME)
+            title.name_process(tree.MASTER_NAME)
             # It ignores the signals that a scheduler sends to every process of a job step. A master with a parent-death
             # pipe ends with its parent: the parent gets the signal too, and would report a master that ends first as
             # failed.

@@ -5,9 +5,6 @@ No function loops over lines in Python, except over lines that a filter selects:
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from dlrover_run.output.cursors import LINE_BEGUN, LINE_INTERRUPTED, Cursor
 from dlrover_run.output.sinks import Sink
 
 MAX_LINE = 4 * 1024 * 1024
@@ -18,15 +15,14 @@ class LineCutter:
     """Holds back an unfinished line until its end has arrived.
 
     A carriage return ends a line too: a progress bar would otherwise be shown only when it is full. It becomes a
-    newline, as in torchrun; with `keep_returns` no byte is changed. `after_return`: the byte before the first one was a
-    carriage return.
+    newline, as in torchrun; with `keep_returns` no byte is changed.
     """
 
-    def __init__(self, longest: int = MAX_LINE, *, keep_returns: bool = False, after_return: bool = False) -> None:
+    def __init__(self, longest: int = MAX_LINE, *, keep_returns: bool = False) -> None:
         self._longest = longest
         self._keep_returns = keep_returns
         self._rest = bytearray()
-        self._after_return = after_return
+        self._after_return = False
 
     @property
     def held(self) -> int:
@@ -74,41 +70,19 @@ class LineWriter:
 
     An unfinished line is shown once its source has been quiet for the sink's `unfinished_after` seconds, unless another
     source's unfinished line is the last on the sink. Output of another source after it starts a new line. The last line
-    is completed when the output ends. With `needles` only lines that contain one of them are passed on. `cursor` is
-    where a killed relay left off; `after_return`: the byte before that was a carriage return. `on_interrupted` is
-    called when output of another source has been shown after the unfinished line.
+    is completed when the output ends. With `needles` only lines that contain one of them are passed on.
     """
 
     def __init__(
-        self,
-        sink: Sink,
-        prefix: bytes,
-        needles: tuple[bytes, ...] | None,
-        cursor: Cursor,
-        *,
-        keep_returns: bool = False,
-        after_return: bool = False,
-        on_interrupted: Callable[[], None] = lambda: None,
+        self, sink: Sink, prefix: bytes, needles: tuple[bytes, ...] | None, *, keep_returns: bool = False
     ) -> None:
         self._sink = sink
-        self.interrupted = on_interrupted
         self._prefix = prefix
         self._needles = needles
-        self._cutter = LineCutter(keep_returns=keep_returns, after_return=after_return)
+        self._cutter = LineCutter(keep_returns=keep_returns)
         self._due: float | None = None
-        self.resumes = bool(cursor.unfinished)
+        self._begun = False
         """Whether the beginning of the next line was shown already."""
-        if cursor.unfinished == LINE_BEGUN and sink.unfinished_by is None:
-            sink.unfinished_by = self
-
-    @property
-    def held(self) -> int:
-        return self._cutter.held
-
-    @property
-    def resumed(self) -> int:
-        """The state of the line whose beginning was shown, as in `Cursor.unfinished`."""
-        return (LINE_BEGUN if self._sink.unfinished_by is self else LINE_INTERRUPTED) if self.resumes else 0
 
     @property
     def due(self) -> float | None:
@@ -135,7 +109,7 @@ class LineWriter:
             return b""
         self._due = None
         text = self._cutter.take_unfinished()
-        self.resumes = True
+        self._begun = True
         return text if self._sink.unfinished_by is self else self._prefix + text
 
     def finish(self) -> bytes:
@@ -150,10 +124,10 @@ class LineWriter:
         if self._needles is not None:
             lines = matching(lines, self._needles)
         continued = self._sink.unfinished_by is self
-        if self.resumes and not continued and lines.startswith(b"\n"):
+        if self._begun and not continued and lines.startswith(b"\n"):
             # The output of another source has ended the line that this newline belongs to.
             lines = lines[1:]
-        self.resumes = False
+        self._begun = False
         return prefixed(lines, self._prefix)[len(self._prefix) if continued else 0 :]
 
 

@@ -96,8 +96,6 @@ class LogStepCounter:
     """
 
     def __init__(self, writer: Writer) -> None:
-        self.outputs = 0
-        """How many outputs use it."""
         self._writer = writer
         self._number: int | None = None
 
@@ -122,7 +120,7 @@ class LogSteps:
     """Searches one output of a worker. `warn` is called once, with a sentence, if a search took too long."""
 
     def __init__(self, regex: str, counter: LogStepCounter, budget: Budget, warn: Callable[[str], None]) -> None:
-        self.counter = counter
+        self._counter = counter
         self._pattern = re.compile(regex.encode())
         self._budget = budget
         self._warn = warn
@@ -133,7 +131,7 @@ class LogSteps:
         lines = self._cutter.feed(_end_of(data))
         if lines and self._budget.has_credit():
             with self._budget.charged():
-                self.counter.count(self._search(lines))
+                self._counter.count(self._search(lines))
 
     def _search(self, lines: bytes) -> list[int | None]:
         found: list[int | None] = []
@@ -152,35 +150,38 @@ class LogSteps:
 
 
 class LogStepSearches:
-    """The searches of a relay: all have one budget, and the outputs of a worker share a counter."""
+    """The searches of a relay, by the number of their output: all have one budget, and the outputs of a worker share a
+    counter."""
 
     def __init__(self, warn: Callable[[str], None]) -> None:
         self._warn = warn
         self._budget = Budget()
         self._counters: dict[tuple[int, int], LogStepCounter] = {}
+        self._used: dict[int, tuple[int, int]] = {}
 
-    def open(self, regex: str, page: str) -> LogSteps | None:
-        """The search of an output of the worker with the page at that path; None if the page cannot be opened."""
+    def open(self, output: int, regex: str, page: str) -> Callable[[bytes], None] | None:
+        """What to call with the bytes of an output of the worker with the page at that path; None if the page cannot be
+        opened."""
         try:
             # This tells two pages apart, also where the second has got the path of the first.
             found = os.stat(page)
         except OSError:
             return None
-        counter = self._counters.get((found.st_dev, found.st_ino))
+        key = found.st_dev, found.st_ino
+        counter = self._counters.get(key)
         if counter is None:
             writer = open_writer(page, Area.LOG)
             if writer is None:
                 return None
-            counter = self._counters[found.st_dev, found.st_ino] = LogStepCounter(writer)
-        counter.outputs += 1
-        return LogSteps(regex, counter, self._budget, self._warn)
+            counter = self._counters[key] = LogStepCounter(writer)
+        self._used[output] = key
+        return LogSteps(regex, counter, self._budget, self._warn).feed
 
-    def close(self, steps: LogSteps) -> None:
+    def close(self, output: int) -> None:
         """The output has ended. The page is closed with the last output of its worker."""
-        steps.counter.outputs -= 1
-        if not steps.counter.outputs:
-            steps.counter.close()
-            self._counters = {key: other for key, other in self._counters.items() if other is not steps.counter}
+        key = self._used.pop(output, None)
+        if key is not None and key not in self._used.values():
+            self._counters.pop(key).close()
 
 
 def _end_of(data: bytes) -> bytes:

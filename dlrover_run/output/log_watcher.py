@@ -9,7 +9,7 @@ import struct
 import time
 from collections.abc import Callable, Collection
 
-from dlrover_run.output.sources import Source
+from dlrover_run.output.sources import LogSource
 
 POLL_SECONDS = 0.1
 """Seconds between two reads of a log file for which the kernel has no inotify watch, or that could not be read."""
@@ -40,17 +40,24 @@ class LogWatcher:
         """When `resume` has something to do."""
         self._warned = False
 
-    def add(self, log: Source) -> None:
+    def add(self, log: LogSource) -> None:
         try:
             if self.fd < 0:
                 self._open()
-            # The same number for the same file.
-            log.watch = _checked(_libc.inotify_add_watch(self.fd, os.fsencode(log.path), _IN_MODIFY))
+            log.watch = self._watch(log)
         except OSError as error:
             if not self._warned:
                 self._warned = True
                 self._warn(f"no inotify watch for log files ({error.strerror}): they are read every {POLL_SECONDS} s")
             self.due = time.monotonic()
+
+    def _watch(self, log: LogSource) -> int:
+        """The number of the watch, the same one for the same file."""
+        try:
+            # The file that is read, which may have another name by now.
+            return _checked(_libc.inotify_add_watch(self.fd, b"/proc/self/fd/%d" % log.fd, _IN_MODIFY))
+        except FileNotFoundError:  # There is no /proc.
+            return _checked(_libc.inotify_add_watch(self.fd, os.fsencode(log.path), _IN_MODIFY))
 
     def _open(self) -> None:
         fd = _checked(_libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
@@ -66,19 +73,19 @@ class LogWatcher:
         if self.due is None:
             self.due = time.monotonic() + POLL_SECONDS
 
-    def remove(self, log: Source, others: Collection[Source]) -> None:
+    def remove(self, log: LogSource, others: Collection[LogSource]) -> None:
         """Watch the file no more, unless one of the `others` is the same file."""
         if log.watch >= 0 and all(other.watch != log.watch for other in others):
             _libc.inotify_rm_watch(self.fd, log.watch)
 
-    def on_change(self, logs: Collection[Source]) -> None:
+    def on_change(self, logs: Collection[LogSource]) -> None:
         """Read the events of `fd`; the next ones are read after GATHER_SECONDS."""
         self.due = time.monotonic() + GATHER_SECONDS
         changed = self._changed()
         for log in logs:
             log.grown = log.grown or changed is None or log.watch in changed
 
-    def resume(self, logs: Collection[Source]) -> None:
+    def resume(self, logs: Collection[LogSource]) -> None:
         """Wait for events again if enough growth may have been gathered; have the logs read that have no events."""
         if self.due is None or time.monotonic() < self.due:
             return

@@ -2,32 +2,31 @@
 
 It is a process, not a thread or a task of the agent's loop. A console may block for any time (a pager, Ctrl-S on a
 terminal, a full pipe) and a busy worker writes 100 MB a second, while the agent has to notice a worker's death within a
-millisecond. A thread would share the interpreter lock with the agent, make forking unsafe, and die with the agent. This
-process survives a SIGKILL of the agent for long enough to write the workers' last output.
+millisecond. A thread would share the interpreter lock with the agent, and die with it. This process survives a SIGKILL
+of the agent for long enough to write the workers' last output.
 
-The first relay is forked from the agent before the agent has an event loop. A relay that is killed is replaced by a
-fresh interpreter, which continues where it was: each source has a file, and a cursor in memory that the agent holds
-too (`cursors`). Relay and agent talk over a SOCK_SEQPACKET socket; the relay ends when the socket is closed. Each
-message is one line of JSON; a newline and raw bytes may follow. The agent numbers the sources.
+It has no state that a successor needs: the agent holds the pipes and the log files too, and bytes that were not read
+stay in them. If the relay is killed, what it had read and not yet written is lost, and the next one goes on. It is a
+fresh interpreter, which imports little (`relay_start`).
+
+Relay and agent talk over a SOCK_SEQPACKET socket; the relay ends when the socket is closed. Each message is one JSON
+object. The agent numbers the sources and its requests.
 
     agent -> relay, by the value of "do"
-        cursors (first)                     the descriptor of the cursor table
-        pipe: source, out, prefix, whole    with the descriptors of a memory file and of the pipe to empty into it (none
+        pipe: source, out, prefix, whole    with the descriptors of a pipe and of the ring that keeps its end (no ring
                                             for OWN_MESSAGES): copy it to fd `out` (null: to none), line by line with
                                             `prefix` before each if it is not null, else in `whole` lines or unchanged
-        message                             the memory file of OWN_MESSAGES has grown
-        log: source, path, out, prefix      show a log file
+        log: source, path, out, prefix      with its descriptor: show a log file
         log: source, path, prefix, needles, filtered    copy its matching lines to the file `filtered`
         log: source, path                   search it for steps only
-        tails: number, tails                send the ends of these pipes' output
-        drain: number, tails, end           the same, write everything out, and forget the sources `end`
+        read: number                        read all that the pipes hold now, so that the rings have it
+        drain: number, end                  the same, write everything out, and forget the sources `end`
         forget: sources                     their worker has ended: write their output, then forget them
         own: path                           a directory to remove when the relay ends
-        begin                               a new relay has all that its predecessor had, and may write
     With steps: {regex, page} in a "pipe", or a "log" that is not shown, the lines that match are counted in the
     worker's progress page at that path.
     relay -> agent, by the value of "event"
-        tail: number, source, cut; and bytes            the end of one pipe's output
+        read: number                                    the rings have all that was written before the request
         forgotten: sources                              these have been shown in full and are closed
         progress; done: number; warning: text
 """
@@ -36,11 +35,9 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import gc
 import json
 import os
 import select
-import shutil
 import signal
 import socket
 import sys
@@ -48,18 +45,17 @@ import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NoReturn
 
-import msgspec
-
 from dlrover_run import linux
-from dlrover_run.output.cursors import OWN_MESSAGES, CursorTable
-from dlrover_run.output.log_watcher import LogWatcher
+from dlrover_run.output.messages import MAX_MESSAGE, OWN_MESSAGES
+from dlrover_run.output.ring import RingWriter
 from dlrover_run.output.sinks import Sink, console_sink, file_sink
-from dlrover_run.output.sources import PipeSource, Source, window_size
-from dlrover_run.output.streams import MAX_MESSAGE
-from dlrover_run.processes import signals, tree
+from dlrover_run.output.sources import DRAIN_PIPE_BYTES, LogSource, PipeSource, Source, window_size
+from dlrover_run.processes import signals
+from dlrover_run.processes.title import name_process
 
 if TYPE_CHECKING:
     from dlrover_run.output.log_steps import LogStepSearches
+    from dlrover_run.output.log_watcher import LogWatcher
 
 ORPHAN_SECONDS = 0.3
 """Seconds that the relay continues after the agent's end, for workers that are being killed and a slow console: less
@@ -69,87 +65,74 @@ PROGRESS_SECONDS = 0.2
 """Minimum seconds between two progress messages while a drain is slow."""
 
 
+_DESCRIPTORS = {"pipe": 2, "log": 1}
+"""How many come with a message."""
+
+
 def run() -> NoReturn:
-    """Run a relay in an interpreter of its own, whose console is its descriptors 1 and 2."""
-    control, parent, shared = (int(argument) for argument in sys.argv[1:4])
-    main(socket.socket(fileno=control), parent, None, bool(shared))
-
-
-def main(control: socket.socket, parent: int, console: tuple[int, int] | None, shared: bool) -> NoReturn:
-    """Run a relay, which has been forked if it gets a `console`. Never returns into the code that the agent was running
-    when it forked."""
+    """Run a relay whose console is the descriptors 1 and 2 (see `relay_start` for its arguments)."""
+    control, parent, shared, successor = (int(argument) for argument in sys.argv[1:5])
+    connection = socket.socket(fileno=control)
     code = 70
     try:
-        if console is not None:
-            _drop_inherited(control, console)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         # The relay ends when the agent does. SIGTTOU would stop the copying.
         signal.signal(signal.SIGTTOU, signal.SIG_IGN)
         signals.ignore()
         signals.release()
-        tree.name_process("dlrover-relay")
+        name_process("dlrover-relay")
         linux.raise_descriptor_limit()
-        _Relay(control, parent, shared).run()
+        _Relay(connection, parent, shared=bool(shared), successor=bool(successor)).run()
         code = 0
     except BaseException as error:
-        _send(control, {"event": "warning", "text": f"the output relay failed: {type(error).__name__}: {error}"})
+        _send(connection, {"event": "warning", "text": f"the output relay failed: {type(error).__name__}: {error}"})
     finally:
         os._exit(code)
 
 
-def _drop_inherited(control: socket.socket, console: tuple[int, int]) -> None:
-    """Give up what a fork inherits: collectable objects, descriptors, signal handlers."""
-    # Collecting an object of the agent here would close a descriptor number that is the relay's by now.
-    gc.disable()
-    gc.freeze()
-    for target, fd in zip((1, 2), console, strict=True):
-        if fd != target:
-            os.dup2(fd, target, inheritable=False)
-    linux.close_from(3, kept=control.fileno())
-    signal.set_wakeup_fd(-1)
-
-
-def _send(control: socket.socket, message: dict[str, Any], payload: bytes = b"") -> None:
+def _send(control: socket.socket, message: dict[str, Any]) -> None:
     # This may block, but not for long: the agent's loop always reads, and a stopped agent needs no timely output.
     with contextlib.suppress(OSError):
-        control.send(json.dumps(message).encode() + b"\n" + payload)
+        control.send(json.dumps(message).encode())
 
 
-class _Drain(msgspec.Struct):
+class _Drain:
     """A request of the agent to write everything that the sources held when it was sent.
 
-    `goals` is how far each source must be read. Once all are, `marks` is how many bytes each sink must write. The
-    sources `end` are forgotten then.
+    `goals` is how far each log must be read. Once all are, `marks` is how many bytes each sink must write. The sources
+    `end` are forgotten then.
     """
 
-    number: int
-    end: list[Source]
-    goals: dict[Source, int]
-    marks: dict[Sink, int] | None = None
+    def __init__(self, number: int, end: list[int], goals: dict[LogSource, int]) -> None:
+        self.number = number
+        self.end = end
+        self.goals = goals
+        self.marks: dict[Sink, int] | None = None
 
 
 class _Relay:
-    def __init__(self, control: socket.socket, parent: int, shared: bool) -> None:
+    def __init__(self, control: socket.socket, parent: int, *, shared: bool, successor: bool) -> None:
         self.control = control
         err = console_sink(2, shared=shared)
         # After 2>&1 both are one queue, or one would break a line that the other has half written.
         out = err if os.path.sameopenfile(1, 2) else console_sink(1, shared=shared)
         self.consoles: dict[int, Sink] = {1: out, 2: err}
         self.sinks: list[Sink] = list(dict.fromkeys(self.consoles.values()))
+        if successor:
+            # The predecessor may have been killed within a line, whose rest is lost: what comes first begins a new one.
+            for sink in self.sinks:
+                sink.unfinished_by = self
         self.filtered: dict[str, Sink] = {}
-        self.cursors: CursorTable
         self.sources: dict[int, Source] = {}
         self.drains: list[_Drain] = []
         self.owned: list[str] = []
-        self.begun = False
         self.deadline: float | None = None
         self.progress = (0, 0.0)
         """The bytes that all sinks had written at the last progress message, and when that was."""
-        self.warned_of_loss = False
         self.window_size = b""
         self.searches: LogStepSearches | None = None
         self.poller = select.epoll()
-        self.watcher = LogWatcher(self.poller, self._warn)
+        self.watcher: LogWatcher | None = None
         control.setblocking(True)
         self.poller.register(control.fileno(), select.EPOLLIN)
         # The agent's end is noticed even if another process holds a copy of its end of the socket.
@@ -162,74 +145,88 @@ class _Relay:
 
     @property
     def pipes(self) -> list[PipeSource]:
-        return [source for source in self.sources.values() if isinstance(source, PipeSource)]
+        """The outputs of workers, and last the launcher's messages: they come after what the workers wrote by then."""
+        found = [source for source in self.sources.values() if isinstance(source, PipeSource)]
+        return sorted(found, key=lambda pipe: pipe.number == OWN_MESSAGES)
 
     @property
-    def logs(self) -> list[Source]:
-        return [source for source in self.sources.values() if source.path]
-
-    @property
-    def all(self) -> list[Source]:
-        """All sources. The launcher's messages come last, after what the workers had written by then."""
-        return sorted(self.sources.values(), key=lambda source: source.number == OWN_MESSAGES)
+    def logs(self) -> list[LogSource]:
+        return [source for source in self.sources.values() if isinstance(source, LogSource)]
 
     def run(self) -> None:
         while not self._is_over():
-            for fd, _ in self.poller.poll(self._timeout()):
-                self._on_ready(fd)
-            if not self.begun:
-                continue
-            self.watcher.resume(self.logs)
-            for source in self.all:
-                if source.can_copy:
-                    source.copy()
-                    if source.refused:
-                        self.watcher.retry()
-                source.show_unfinished(time.monotonic())
+            ready = {fd for fd, _ in self.poller.poll(self._timeout())}
+            self._on_ready(ready)
+            self._read_logs()
+            self._read_pipes(ready)
+            now = time.monotonic()
+            for source in self.sources.values():
+                source.show_unfinished(now)
             self._flush()
             self._advance_drains()
             self._update_poller()
-        for pipe in self.pipes:
-            pipe.close()
-        for source in self.all:
+        for source in self.sources.values():
             source.finish()
         self._flush()
         for path in self.owned:
+            import shutil
+
             shutil.rmtree(path, ignore_errors=True)
 
     def _is_over(self) -> bool:
         if self.deadline is None:
             return False
-        rest = any(pipe.pipe >= 0 for pipe in self.pipes) or any(sink.pending for sink in self.sinks)
-        return time.monotonic() >= self.deadline or not (rest or any(source.grown for source in self.all))
+        rest = any(pipe.fd >= 0 for pipe in self.pipes) or any(sink.pending for sink in self.sinks)
+        return time.monotonic() >= self.deadline or not (rest or any(log.grown for log in self.logs))
 
     def _timeout(self) -> float | None:
         """Seconds until there is something to do without an event; None: no limit."""
-        if not self.begun:
-            return None
-        if any(source.can_copy for source in self.all):
+        if any(log.can_read for log in self.logs):
             return 0
-        unfinished = (source.lines.due for source in self.all if source.lines is not None)
+        unfinished = (source.lines.due for source in self.sources.values() if source.lines is not None)
         retries = (sink.retry_at for sink in self.sinks if sink.pending)
-        times = [at for at in (self.deadline, self.watcher.due, *unfinished, *retries) if at is not None]
+        logs = None if self.watcher is None else self.watcher.due
+        times = [at for at in (self.deadline, logs, *unfinished, *retries) if at is not None]
         return max(0.0, min(times) - time.monotonic()) if times else None
 
-    def _on_ready(self, fd: int) -> None:
-        if fd == self.control.fileno():
+    def _on_ready(self, ready: set[int]) -> None:
+        if self.control.fileno() in ready:
             self._receive()
-        elif fd == self.parent:
+        if self.parent in ready:
             self._on_agent_gone()
-        elif fd == self.watcher.fd:
+        if self.watcher is not None and self.watcher.fd in ready:
             self.watcher.on_change(self.logs)
-        elif pipe := next((each for each in self.pipes if each.pipe == fd), None):
-            pipe.fill()
-            if pipe.lost is not None and not self.warned_of_loss:
-                self.warned_of_loss = True
-                self._warn(f"no memory file takes output ({pipe.lost.strerror}): some is not shown")
+
+    def _read_logs(self) -> None:
+        if self.watcher is None:
+            return
+        self.watcher.resume(self.logs)
+        for log in self.logs:
+            if log.can_read:
+                log.read()
+                if log.refused:
+                    self.watcher.retry()
+
+    def _read_pipes(self, ready: set[int]) -> None:
+        for pipe in self.pipes:
+            if pipe.fd not in ready or not pipe.has_room:
+                continue
+            if pipe.number == OWN_MESSAGES and not self._read_workers():
+                continue
+            pipe.read()
             if pipe.terminal and (size := window_size()) != self.window_size:
                 self.window_size = size
                 for each in self.pipes:
                     each.resize(size)
+
+    def _read_workers(self) -> bool:
+        """Write what the workers had written before a message of the launcher; whether the console took it."""
+        for pipe in self.pipes[:-1]:
+            left = DRAIN_PIPE_BYTES
+            while left > 0 and pipe.has_room and (count := pipe.read()):
+                left -= count
+                self._flush()
+        return all(pipe.has_room for pipe in self.pipes)
 
     def _receive(self) -> None:
         try:
@@ -240,23 +237,18 @@ class _Relay:
             self._on_agent_gone()
             return
         message = json.loads(data)
-        if not fds and message["do"] in ("cursors", "pipe"):
+        if len(fds) < _DESCRIPTORS.get(message["do"], 0) - (message.get("source") == OWN_MESSAGES):
             # The kernel drops what it cannot pass on. Another relay gets it again.
             raise OSError(errno.EMFILE, "too many files are open to take the output of a worker")
         match message["do"]:
-            case "cursors":
-                self.cursors = CursorTable(fds[0])
             case "pipe":
-                self._add_pipe(message, *fds)
-            case "message":
-                self.sources[OWN_MESSAGES].grown = True
+                self._add_pipe(message, fds)
             case "log":
-                self._add_log(message)
-            case "tails":
-                self._send_tails(message)
-                _send(self.control, {"event": "done", "number": message["number"]})
+                self._add_log(message, fds)
+            case "read":
+                self._read_all(message["number"])
             case "drain":
-                self._send_tails(message)
+                self._read_all(message["number"])
                 # What was written before the request is no progress.
                 self.progress = (self._written, self.progress[1])
                 self._drain(message["number"], message["end"], everything=True)
@@ -265,18 +257,6 @@ class _Relay:
                 self._drain(0, message["sources"], everything=False)
             case "own":
                 self.owned.append(message["path"])
-            case "begin":
-                self._begin()
-
-    def _begin(self) -> None:
-        """Complete the write in which the predecessor was killed, before anything else is written.
-
-        Whatever is written first would break the line that the write had reached. And how much of the write is in a
-        file can only be seen until the file grows again: a relay that is killed in turn must leave it recorded.
-        """
-        self.begun = True
-        for source in self.all:
-            source.resume()
 
     def _warn(self, text: str) -> None:
         _send(self.control, {"event": "warning", "text": text})
@@ -285,21 +265,16 @@ class _Relay:
     def _written(self) -> int:
         return sum(sink.written_bytes for sink in self.sinks)
 
-    def _add_pipe(self, message: dict[str, Any], spool: int, pipe: int = -1) -> None:
-        sink, number, whole = self.consoles.get(message["out"]), message["source"], message["whole"]
+    def _add_pipe(self, message: dict[str, Any], fds: list[int]) -> None:
+        number = message["source"]
+        own = number == OWN_MESSAGES
+        sink = self.consoles.get(message["out"])
         prefix = None if message["prefix"] is None else os.fsencode(message["prefix"])
-        source = PipeSource(number, spool, pipe, sink, self.cursors, self.poller, prefix, whole=whole)
+        ring = None if own else RingWriter(fds[1])
+        source = PipeSource(number, fds[0], ring, sink, self.poller, prefix, whole=message["whole"])
         self._add(source, message)
 
-    def _add_log(self, message: dict[str, Any]) -> None:
-        path, number = message["path"], message["source"]
-        try:
-            # Worker and relay may open the file in either order, so each of them creates it.
-            fd = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        except OSError as error:
-            self._warn(f"cannot read {path}, so it is not shown: {error.strerror}")
-            _send(self.control, {"event": "forgotten", "sources": [number]})
-            return
+    def _add_log(self, message: dict[str, Any], fds: list[int]) -> None:
         needles = None
         sink = self.consoles.get(message.get("out", 0))
         prefix = os.fsencode(message["prefix"]) if "prefix" in message else None
@@ -310,9 +285,13 @@ class _Relay:
                 self.sinks.append(self.filtered[filtered])
             sink = self.filtered[filtered]
         # A source of its own for each sink, so that a stuck console does not hold up the filtered file.
-        log = Source(number, fd, sink, self.cursors, prefix, needles)
-        log.path = path
+        log = LogSource(message["source"], fds[0], message["path"], sink, prefix, needles)
         self._add(log, message)
+        if self.watcher is None:
+            # Imported only for a job with log files that are read.
+            from dlrover_run.output.log_watcher import LogWatcher
+
+            self.watcher = LogWatcher(self.poller, self._warn)
         self.watcher.add(log)
 
     def _add(self, source: Source, message: dict[str, Any]) -> None:
@@ -322,49 +301,45 @@ class _Relay:
             from dlrover_run.output.log_steps import LogStepSearches
 
             self.searches = self.searches or LogStepSearches(self._warn)
-            source.steps = self.searches.open(**steps)
+            source.search = self.searches.open(source.number, **steps)
 
     def _on_agent_gone(self) -> None:
         if self.deadline is not None:
             return
-        if not self.begun:
-            self._begin()
         self.deadline = time.monotonic() + ORPHAN_SECONDS
         for sink in self.sinks:
             sink.retry_now()
         self.poller.unregister(self.control.fileno())
         if self.parent >= 0:
             self.poller.unregister(self.parent)
-        for source in self.all:
-            source.grown = True
+        for log in self.logs:
+            log.grown = True
 
-    def _send_tails(self, message: dict[str, Any]) -> None:
+    def _read_all(self, number: int) -> None:
+        """Read all that the pipes hold, beyond the room that a stuck console leaves: the last output of a dead worker
+        must be in its ring."""
         for pipe in self.pipes:
-            # Beyond the room that a stuck console leaves: the last output of a dead worker must be included.
-            pipe.fill_all()
-            if pipe.number in message["tails"]:
-                content, cut = pipe.tail()
-                head = {"event": "tail", "number": message["number"], "source": pipe.number, "cut": cut}
-                _send(self.control, head, content)
+            pipe.read_all()
+        _send(self.control, {"event": "read", "number": number})
 
     def _drain(self, number: int, end: Iterable[int], *, everything: bool) -> None:
         """Read the rest of the sources `end`, close their pipes, and begin to write out these or `everything`."""
-        ended = [self.sources[number] for number in end if number in self.sources]
-        for source in ended:
-            if isinstance(source, PipeSource):
-                source.fill_all()
-                source.close()
-        sources = self.all if everything else ended
+        numbers = list(end)
+        for pipe in self.pipes:
+            if pipe.number in numbers:
+                pipe.read_all()
+                pipe.close()
         for sink in self.sinks:
             sink.retry_now()
-        self.drains.append(_Drain(number, ended, {source: source.size() for source in sources}))
-        for source in sources:
-            source.grown = True
+        logs = [log for log in self.logs if everything or log.number in numbers]
+        self.drains.append(_Drain(number, numbers, {log: log.size() for log in logs}))
+        for log in logs:
+            log.grown = True
 
     def _advance_drains(self) -> None:
         for drain in list(self.drains):
             if drain.marks is None:
-                if any(source in self.all and source.behind(goal) for source, goal in drain.goals.items()):
+                if any(log.fd >= 0 and log.behind(goal) for log, goal in drain.goals.items()):
                     continue
                 self._finish(drain.end)
                 drain.marks = {sink: sink.put_bytes for sink in self.sinks}
@@ -372,20 +347,24 @@ class _Relay:
             if all(sink.written_bytes >= mark or sink.postponed for sink, mark in drain.marks.items()):
                 self.drains.remove(drain)
                 if drain.end:
-                    _send(self.control, {"event": "forgotten", "sources": [source.number for source in drain.end]})
+                    _send(self.control, {"event": "forgotten", "sources": drain.end})
                 _send(self.control, {"event": "done", "number": drain.number})
         written, now = self._written, time.monotonic()
         if self.drains and written != self.progress[0] and now - self.progress[1] >= PROGRESS_SECONDS:
             self.progress = (written, now)
             _send(self.control, {"event": "progress"})
 
-    def _finish(self, ended: list[Source]) -> None:
-        for source in ended:
-            if self.sources.pop(source.number, None) is not None:
-                source.finish()
+    def _finish(self, numbers: Iterable[int]) -> None:
+        """Forget these sources. They are finished; sinks may still have their output."""
+        for number in numbers:
+            source = self.sources.pop(number, None)
+            if source is None:
+                continue
+            if isinstance(source, LogSource) and self.watcher is not None:
                 self.watcher.remove(source, self.logs)
-                if source.steps is not None and self.searches is not None:
-                    self.searches.close(source.steps)
+            source.finish()
+            if source.search is not None and self.searches is not None:
+                self.searches.close(number)
         self._flush()
         for path, sink in list(self.filtered.items()):
             if all(log.sink is not sink for log in self.logs):

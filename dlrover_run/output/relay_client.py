@@ -1,21 +1,17 @@
 """The agent's side of the relay: give it outputs to show, wait until they are shown, read how an output ended.
 
-The agent holds everything that a relay works with: the reading end of each worker's pipe, so that no worker dies of
-SIGPIPE when the relay is killed; the memory files into which the pipes are emptied; and the cursors, which record how
-far each one has been shown. A relay that is killed is replaced (`relay_process`), and the next one continues at the
-same position. This costs two descriptors a pipe. A pseudo-terminal cannot be emptied into a file by the kernel: of its
-output, one buffer at most is lost, which the killed relay had just read. If no relay can live, training continues
-without one.
+The agent holds everything that a relay works with: the reading end of each worker's pipe, the open log files, and the
+rings into which the relay writes the end of each output. A relay that is killed is replaced (`relay_process`), and the
+next one gets all of it again: what was not read is still there. This costs two descriptors a pipe, and one or two a log
+file that is shown. If no relay can live, training continues without one.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import itertools
 import os
-import resource
 import select
 import shutil
 from collections.abc import Callable, Collection, Iterator
@@ -23,22 +19,20 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from dlrover_run import linux
-from dlrover_run.output.cursors import OWN_MESSAGES, create_cursor_table, release_memory, reset_cursor
+from dlrover_run.output import ring
+from dlrover_run.output.channels import PIPE_BYTES, MessagePipe, open_pipe, open_terminal
+from dlrover_run.output.messages import OWN_MESSAGES
 from dlrover_run.output.relay_process import CLOSE_TIMEOUT, RelayProcess
+from dlrover_run.output.relay_start import StartedRelay, start_relay
+from dlrover_run.output.ring import RingWriter
 from dlrover_run.output.sinks import is_writable
-from dlrover_run.output.streams import TAIL_BYTES, tail_text
+from dlrover_run.output.streams import tail_text
 
 DRAIN_TIMEOUT = 5.0
 """Seconds without a byte written after which a drain gives up, once `stop_waiting` was called."""
 
 STUCK_TIMEOUT = 0.5
 """The same for a console that is known to take nothing; the relay's replies need a few milliseconds."""
-
-PAGE = 4096
-
-PIPE_BYTES = 1024 * 1024
-"""The size of a worker's pipe, the maximum for an unprivileged user: 10 ms of a worker that writes 100 MB a second."""
 
 DISCARD_BYTES = 64 * 1024
 """Bytes of one read of output that no relay can show, so that the agent's loop has other work done in between."""
@@ -52,12 +46,15 @@ class StepSearch(NamedTuple):
 
 
 class _Request(msgspec.Struct):
-    """`moved`: the relay has reported progress. `tails` are the ends of outputs that it has sent, by key."""
+    """`outputs` are the numbers of those whose `tails` it returns, by key; None until they are read. `sent`: the relay
+    has got it. `moved`: the relay has reported progress."""
 
     done: asyncio.Future[None]
     message: dict[str, Any]
+    outputs: list[int]
+    tails: dict[str, str] | None = None
+    sent: bool = False
     moved: bool = False
-    tails: dict[str, str] = msgspec.field(default_factory=dict)
 
     def finish(self) -> None:
         if not self.done.done():
@@ -65,39 +62,44 @@ class _Request(msgspec.Struct):
 
 
 class _ShownOutput(msgspec.Struct):
-    """An output that the relay shows; its `message` is sent again to a replacement. `fds` are the memory file and the
-    pipe of a worker's output; the pipe is closed when the source has `ended`. `tail` is the end of discarded output."""
+    """An output that the relay shows; its `message` is sent again to a replacement. `fd` is the pipe or the log file,
+    and `ring` keeps the end of a pipe's output. With a `discarding` the agent reads it, since no relay can."""
 
     key: str
     message: dict[str, Any]
-    fds: list[int]
+    fd: int
+    ring: int = -1
     ended: bool = False
-    tail: bytes = b""
+    discarding: RingWriter | None = None
+
+    @property
+    def fds(self) -> tuple[int, ...]:
+        return (self.fd,) if self.ring < 0 else (self.fd, self.ring)
 
 
 class RelayClient:
-    """Shows output through the relay. Create it before there is an event loop or a thread, which forks the relay,
-    `attach` it inside the loop, and `close` it last.
+    """Shows output through the relay: `attach` it inside the event loop, and `close` it last.
 
     The relay writes to `console`, the descriptors to use as standard output and standard error. `shared`: relays of
-    other nodes write there too, so no write may break one of their lines. The relay keeps none of the `secrets` that
-    this process knows.
+    other nodes write there too, so no write may break one of their lines. `started` is a relay for that console which
+    runs already; without it, one is started. Raises OSError.
     """
 
     def __init__(
-        self, console: tuple[int, int] = (1, 2), *, shared: bool = False, secrets: Collection[str] = ()
+        self, console: tuple[int, int] = (1, 2), *, shared: bool = False, started: StartedRelay | None = None
     ) -> None:
         callbacks = (self._on_start, self._on_message, self._on_give_up)
-        self._process = RelayProcess(console, shared, secrets, *callbacks)
+        self._process = RelayProcess(started or start_relay(console, shared=shared), console, shared, *callbacks)
         self._console = console
+        self._shared = shared
         is_null = os.fstat(console[0]).st_rdev == os.stat(os.devnull).st_rdev
         self.single_console = os.path.sameopenfile(*console) and not is_null
         """Whether both descriptors of the console lead to one place, where the order of all bytes can be seen."""
         self._requests: dict[int, _Request] = {}
         self._count = 0
-        self._cursors = create_cursor_table()
-        self._messages = linux.memfd_create("dlrover-run messages")
+        self._messages = MessagePipe()
         self._sources: dict[int, _ShownOutput] = {}
+        self._numbers = itertools.count(OWN_MESSAGES + 1)
         self._ended: dict[str, int] = {}
         self._closing = False
         self._owned: list[str] = []
@@ -118,18 +120,17 @@ class RelayClient:
 
     def _on_start(self) -> None:
         """Send a new relay everything that its predecessor had."""
-        self._process.send({"do": "cursors"}, self._cursors)
-        messages = {"do": "pipe", "source": OWN_MESSAGES, "out": 2, "prefix": None, "whole": False}
-        self._process.send(messages, self._messages)
+        messages = {"do": "pipe", "source": OWN_MESSAGES, "out": 2, "prefix": None, "whole": self._shared}
+        self._process.send(messages, self._messages.read_end)
         for path in self._owned:
             self._process.send({"do": "own", "path": path})
         for source in self._sources.values():
             self._process.send(source.message, *source.fds)
-        self._process.send({"do": "begin"})
-        ended = [number for number, source in self._sources.items() if source.ended]
-        self._process.send({"do": "forget", "sources": ended})
+        if ended := [number for number, source in self._sources.items() if source.ended]:
+            self._process.send({"do": "forget", "sources": ended})
         for request in self._requests.values():
-            self._process.send(request.message)
+            if request.sent:
+                self._process.send(request.message)
 
     def open_stderr(
         self,
@@ -159,18 +160,17 @@ class RelayClient:
     def _open(self, key: str, out: int | None, prefix: str | None, whole_lines: bool, steps: StepSearch | None) -> int:
         console = self._console[out - 1] if out else -1
         terminal = prefix is None and os.isatty(console)
-        read_end, write_end = self._terminal_or_pipe(console) if terminal else _pipe()
+        read_end, write_end = self._terminal_or_pipe(console) if terminal else open_pipe()
         # A worker that was started again under this key has a new pipe.
         self._end(self._live([key]))
-        spool = linux.memfd_create("dlrover-run output")
         message = {"do": "pipe", "out": out, "prefix": prefix, "whole": whole_lines}
-        self._add(key, {**message, "steps": steps and steps._asdict()}, 0, spool, read_end)
+        self._add(key, {**message, "steps": steps and steps._asdict()}, read_end, ring.create_ring())
         return write_end
 
     def _terminal_or_pipe(self, console: int) -> tuple[int, int]:
         """A pseudo-terminal, or a pipe where the system gives none: a container without /dev/pts, or with too few."""
         try:
-            return _pseudo_terminal(console)
+            return open_terminal(console)
         except OSError as error:
             if not self._warned_of_pipes:
                 self._warned_of_pipes = True
@@ -178,7 +178,7 @@ class RelayClient:
                     f"no pseudo-terminal can be opened ({error.strerror}): the workers write to a pipe, and may show "
                     "colours and progress bars as they do without a terminal"
                 )
-            return _pipe()
+            return open_pipe()
 
     def add_tail(
         self,
@@ -191,46 +191,57 @@ class RelayClient:
     ) -> None:
         """Show a log file from byte `start` on, line by line, on descriptor `out`; lines with one of the `needles` also
         go to the file `filtered`."""
-        message = {"do": "log", "path": os.path.abspath(path), "prefix": prefix}
-        self._add(message["path"], {**message, "out": out}, start)
+        path = os.path.abspath(path)
+        message = {"do": "log", "path": path, "prefix": prefix}
+        self._add_log(path, {**message, "out": out}, start)
         if needles and filtered:
             filtered = os.path.abspath(filtered)
-            self._add(message["path"], {**message, "needles": list(needles), "filtered": filtered}, start)
+            self._add_log(path, {**message, "needles": list(needles), "filtered": filtered}, start)
 
     def search_log(self, path: str, steps: StepSearch, start: int = 0) -> None:
         """Search a log file for steps from byte `start` on; it is not shown."""
         path = os.path.abspath(path)
-        self._add(path, {"do": "log", "path": path, "steps": steps._asdict()}, start)
+        self._add_log(path, {"do": "log", "path": path, "steps": steps._asdict()}, start)
 
-    def _add(self, key: str, message: dict[str, Any], start: int, *fds: int) -> None:
-        number = next(number for number in itertools.count(OWN_MESSAGES + 1) if number not in self._sources)
-        reset_cursor(self._cursors, number, start)
-        source = self._sources[number] = _ShownOutput(key, {**message, "source": number}, list(fds))
-        self._process.send(source.message, *fds)
-        if self._process.gave_up and fds:
+    def _add_log(self, path: str, message: dict[str, Any], start: int) -> None:
+        try:
+            # Worker and agent may open the file in either order, so each of them creates it. Without waiting: a plug-in
+            # may name a named pipe. Each source has an open file of its own, and with it a position of its own.
+            fd = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+            try:
+                os.lseek(fd, start, os.SEEK_SET)
+            except OSError:
+                os.close(fd)
+                raise
+        except OSError as error:
+            self._on_warning(f"cannot read {path}, so it is not shown: {error.strerror}")
+            return
+        self._add(path, message, fd)
+
+    def _add(self, key: str, message: dict[str, Any], fd: int, ring: int = -1) -> None:
+        number = next(self._numbers)
+        source = self._sources[number] = _ShownOutput(key, {**message, "source": number}, fd, ring)
+        self._process.send(source.message, *source.fds)
+        if self._process.gave_up and ring >= 0:
             self._discard_from_now(source)
 
     def write(self, text: str) -> None:
         """Write `text` to the console's standard error, after the output of the workers so far; never blocks while
         there is a relay."""
         data = text.encode(errors="backslashreplace")
-        if not self._process.over and self._has_room(len(data)):
-            os.write(self._messages, data)
-            self._process.send({"do": "message"})
-            return
+        if not self._closing and not self._process.over:
+            self._messages.write(data)
+        else:
+            self._write_directly(data)
+
+    def _write_directly(self, data: bytes) -> None:
         # A console that was closed is no reason to fail.
         with contextlib.suppress(OSError):
-            if self._process.over and not self._process.gave_up:
+            if not self._process.gave_up:
                 os.write(self._console[1], data)
                 return
             while data and is_writable(self._console[1]):
                 data = data[os.write(self._console[1], data[: select.PIPE_BUF]) :]
-
-    def _has_room(self, count: int) -> bool:
-        """Whether the file of messages, which grows with the job, stays within `ulimit -f`; beyond that they are
-        written at once, before output that still waits."""
-        limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
-        return limit == resource.RLIM_INFINITY or os.fstat(self._messages).st_size + count <= limit
 
     def remove_at_end(self, path: str) -> None:
         """Have the relay remove a directory when it ends, so that even SIGKILL leaves nothing in /tmp."""
@@ -255,13 +266,21 @@ class RelayClient:
                 self._stuck = not (request.moved or request.done.done())
                 if self._stuck:
                     break
-        return request.tails
+            return self._read_tails(request)
 
     async def tails(self, keys: Collection[str]) -> dict[str, str]:
         """The end of the standard error of each worker in `keys` that is known, shown or not: a console that takes
-        nothing is not waited for."""
-        with self._request("tails", keys) as request:
+        nothing is not waited for. It ends where the relay has read if the relay does not answer."""
+        with self._request("read", keys) as request:
             await asyncio.wait({request.done}, timeout=STUCK_TIMEOUT)
+            return self._read_tails(request)
+
+    def _read_tails(self, request: _Request) -> dict[str, str]:
+        """The ends of the outputs of a request, from the time when the relay had read all of them."""
+        if request.tails is None:
+            found = (self._sources.get(number) for number in request.outputs)
+            known = [source for source in found if source is not None and source.ring >= 0]
+            request.tails = {source.key: tail_text(*ring.tail(source.ring)) for source in known}
         return request.tails
 
     async def end_round(self, keys: Collection[str] = (), timeout: float | None = DRAIN_TIMEOUT) -> dict[str, str]:
@@ -274,7 +293,7 @@ class RelayClient:
         try:
             return await self.drain(timeout, keys, live)
         finally:
-            self._close_pipes(live)
+            self._note_end(live)
 
     def release(self, keys: Collection[str], paths: Collection[str] = ()) -> None:
         """Close the pipes and log files of workers that have ended while others go on. Their output is still shown."""
@@ -288,44 +307,35 @@ class RelayClient:
     def _end(self, numbers: Collection[int]) -> None:
         if numbers:
             self._process.send({"do": "forget", "sources": list(numbers)})
-            self._close_pipes(numbers)
+            self._note_end(numbers)
 
-    def _close_pipes(self, numbers: Collection[int]) -> None:
-        """Keep of these sources only what a successor of the relay would still have to show."""
+    def _note_end(self, numbers: Collection[int]) -> None:
+        """The relay closes these sources when they are shown. Until then another one would have to show the rest."""
         for number in numbers:
-            source = self._sources.get(number)
-            if source is not None and self._process.gave_up:
+            if self._process.gave_up:
                 self._drop(number)
-            elif source is not None and not source.ended:
-                source.ended = True
-                for fd in source.fds[1:]:
-                    os.close(fd)
-                del source.fds[1:]
+            elif number in self._sources:
+                self._sources[number].ended = True
 
     def kept(self, key: str) -> list[int]:
-        """The memory files of the outputs with this key, the latest last, which stay open until the next await: what is
-        shown now, and before it the end of an output of that key that has ended."""
-        live = [source.fds[0] for source in self._sources.values() if source.key == key and source.fds]
+        """The rings of the outputs with this key, the latest last, which stay open until the next await: what is shown
+        now, and before it the end of an output of that key that has ended."""
+        live = [source.ring for source in self._sources.values() if source.key == key and source.ring >= 0]
         return [*([self._ended[key]] if key in self._ended else []), *live]
-
-    def _keep(self, source: _ShownOutput) -> None:
-        """Keep the end of an output that is forgotten, in place of an earlier one of its key."""
-        spool = source.fds.pop(0)
-        before = self._ended.pop(source.key, -1)
-        if before >= 0:
-            os.close(before)
-        unused = (os.fstat(spool).st_size - TAIL_BYTES) // PAGE * PAGE
-        if unused > 0:
-            release_memory(spool, 0, unused)
-        self._ended[source.key] = spool
 
     def _drop(self, number: int) -> None:
         source = self._sources.pop(number, None)
-        if source is not None and source.fds and self._cursors >= 0 and not self._closing:
-            self._keep(source)
-        for fd in source.fds if source is not None else ():
-            asyncio.get_running_loop().remove_reader(fd)
-            os.close(fd)
+        if source is None:
+            return
+        if source.discarding is not None:
+            asyncio.get_running_loop().remove_reader(source.fd)
+            source.discarding.close()
+        os.close(source.fd)
+        if source.ring >= 0:
+            # In place of the ring of an earlier output of its key.
+            if (before := self._ended.pop(source.key, -1)) >= 0:
+                os.close(before)
+            self._ended[source.key] = source.ring
 
     def stop_waiting(self) -> None:
         """The job is to end: current drains give up now, and later ones wait at most `DRAIN_TIMEOUT`.
@@ -337,16 +347,16 @@ class RelayClient:
             request.finish()
 
     async def close(self, timeout: float = CLOSE_TIMEOUT) -> None:
-        await self._process.close(timeout)
         self._closing = True
+        self._messages.close()
+        await self._process.close(timeout)
         # A relay that was not killed has removed them already.
         for path in self._owned:
             shutil.rmtree(path, ignore_errors=True)
         for number in list(self._sources):
             self._drop(number)
-        for fd in {self._cursors, self._messages, *self._ended.values()} - {-1}:
+        for fd in self._ended.values():
             os.close(fd)
-        self._cursors = self._messages = -1
         self._ended.clear()
 
     @contextlib.contextmanager
@@ -354,25 +364,40 @@ class RelayClient:
         """Send a request to the relay, and take its replies until the end of this context."""
         self._count += 1
         number = self._count
-        message = {"do": what, "number": number, "tails": self._live(keys), **more}
-        request = self._requests[number] = _Request(asyncio.get_running_loop().create_future(), message)
+        message = {"do": what, "number": number, **more}
+        request = _Request(asyncio.get_running_loop().create_future(), message, self._live(keys))
+        self._requests[number] = request
+        sending = None
         try:
             if self._process.ended.done():
                 self._reply_without_relay(request)
-            self._process.send(message)
+            elif what == "drain" and not self._messages.sent.is_set():
+                sending = asyncio.ensure_future(self._send_after_messages(request))
+            else:
+                self._send_request(request)
             yield request
         finally:
+            if sending is not None:
+                sending.cancel()
             del self._requests[number]
 
-    def _on_message(self, message: dict[str, Any], payload: bytes) -> None:
+    async def _send_after_messages(self, request: _Request) -> None:
+        await self._messages.sent.wait()
+        self._send_request(request)
+
+    def _send_request(self, request: _Request) -> None:
+        request.sent = True
+        self._process.send(request.message)
+
+    def _on_message(self, message: dict[str, Any]) -> None:
         event, request = message["event"], self._requests.get(message.get("number", 0))
         if event == "progress":
             for each in self._requests.values():
                 each.moved = True
-        elif event == "tail" and request is not None:
-            source = self._sources.get(message["source"])
-            if source is not None:
-                request.tails[source.key] = tail_text(payload, message["cut"])
+        elif event == "read" and request is not None:
+            self._read_tails(request)
+            if request.message["do"] == "read":
+                request.finish()
         elif event == "forgotten":
             for number in message["sources"]:
                 self._drop(number)
@@ -381,67 +406,39 @@ class RelayClient:
 
     def _on_give_up(self) -> None:
         for number, source in list(self._sources.items()):
-            if source.ended or not source.fds:
+            if source.ended:
                 self._drop(number)
-            else:
+            elif source.ring >= 0:
                 self._discard_from_now(source)
+        self._write_directly(self._messages.take_back())
         for request in self._requests.values():
             self._reply_without_relay(request)
 
     def _reply_without_relay(self, request: _Request) -> None:
-        for number in request.message["tails"]:
+        for number in request.outputs:
             source = self._sources.get(number)
-            if source is not None and self._process.gave_up:
+            if source is not None and source.discarding is not None:
                 left = 2 * PIPE_BYTES  # More than a pipe holds, so only a live writer can have more.
                 while left > 0 and (count := self._discard(source)):
                     left -= count
-                request.tails[source.key] = tail_text(source.tail[-TAIL_BYTES:], len(source.tail) > TAIL_BYTES)
+        self._read_tails(request)
         request.finish()
 
     def _discard_from_now(self, source: _ShownOutput) -> None:
         """Read output that no relay can show, so that its worker does not wait for a full pipe for ever. The end of it
         is kept: it may have the reason why the worker died."""
-        spool, pipe = source.fds
-        source.tail = os.pread(spool, TAIL_BYTES + 1, max(0, os.fstat(spool).st_size - TAIL_BYTES - 1))
-        asyncio.get_running_loop().add_reader(pipe, self._discard, source)
+        source.discarding = RingWriter(os.dup(source.ring))
+        asyncio.get_running_loop().add_reader(source.fd, self._discard, source)
 
     def _discard(self, source: _ShownOutput) -> int:
-        pipe = source.fds[1]
         try:
-            data = os.read(pipe, DISCARD_BYTES)
+            data = os.read(source.fd, DISCARD_BYTES)
         except BlockingIOError:
             return 0
         except OSError:
             data = b""  # EIO: the last writer has closed the pseudo-terminal.
         if not data:
-            asyncio.get_running_loop().remove_reader(pipe)
-        source.tail = (source.tail + data)[-TAIL_BYTES - 1 :]
+            asyncio.get_running_loop().remove_reader(source.fd)
+        elif source.discarding is not None:
+            source.discarding.write(data)
         return len(data)
-
-
-def _pipe() -> tuple[int, int]:
-    read_end, write_end = os.pipe2(os.O_CLOEXEC)
-    with contextlib.suppress(OSError):  # The user's limit on pipe memory is reached: a small pipe works too.
-        fcntl.fcntl(write_end, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
-    os.set_blocking(read_end, False)
-    return read_end, write_end
-
-
-def _pseudo_terminal(console: int) -> tuple[int, int]:
-    """A raw pseudo-terminal of the console's size: bytes pass unchanged, and programs see a terminal.
-
-    Raises OSError."""
-    import termios
-    import tty
-
-    master, slave = os.openpty()
-    try:
-        tty.setraw(slave)
-    except termios.error as error:
-        os.close(master)
-        os.close(slave)
-        raise OSError(*error.args) from error
-    with contextlib.suppress(OSError):
-        fcntl.ioctl(slave, termios.TIOCSWINSZ, fcntl.ioctl(console, termios.TIOCGWINSZ, bytes(8)))
-    os.set_blocking(master, False)
-    return master, slave

@@ -1,7 +1,6 @@
 """The relay's process, as the agent sees it: started, sent messages, replaced when it dies.
 
-Everything is non-blocking on the agent's event loop, without threads. A replacement is a fresh interpreter, since the
-agent may have threads by then and must not fork.
+Everything is non-blocking on the agent's event loop, without threads.
 """
 
 from __future__ import annotations
@@ -12,16 +11,15 @@ import json
 import os
 import signal
 import socket
-import subprocess
 import time
 from collections import deque
 from collections.abc import Callable, Collection
 from typing import Any
 
-from dlrover_run import launch_request
 from dlrover_run.failures.causes import describe_exit_code
-from dlrover_run.output.streams import MAX_MESSAGE
-from dlrover_run.processes import event_loop, signals
+from dlrover_run.output.messages import MAX_MESSAGE
+from dlrover_run.output.relay_start import StartedRelay, start_relay
+from dlrover_run.processes import event_loop
 from dlrover_run.processes.unix_sockets import messages
 
 CLOSE_TIMEOUT = 2.0
@@ -39,11 +37,10 @@ that writes much waits, and so does the end of the job."""
 
 
 class RelayProcess:
-    """One relay process at a time. Create it before there is an event loop or a thread, which forks the first relay;
-    `attach` it in the loop.
+    """One relay process at a time, at first one that was `started`; `attach` it in the loop.
 
     `on_start` is called for the first relay and for each replacement, which has received nothing yet; `on_message` with
-    each message and the bytes after it; `on_give_up` when no relay can live.
+    each message; `on_give_up` when no relay can live.
     """
 
     ended: asyncio.Future[None]
@@ -52,11 +49,11 @@ class RelayProcess:
 
     def __init__(
         self,
+        started: StartedRelay,
         console: tuple[int, int],
         shared: bool,
-        secrets: Collection[str],
         on_start: Callable[[], None],
-        on_message: Callable[[dict[str, Any], bytes], None],
+        on_message: Callable[[dict[str, Any]], None],
         on_give_up: Callable[[], None],
     ) -> None:
         self.closing = False
@@ -73,18 +70,8 @@ class RelayProcess:
         self._outbox: deque[tuple[bytes, list[int]]] = deque()
         self._warned = ""
         self._failures = 0
-        parent = os.getpid()
-        self._control, theirs = _socket_pair()
-        self.pid = os.fork()
+        self.pid, self._control = started
         """The pid of the relay; that of one that has ended until it is replaced."""
-        if self.pid == 0:
-            # Imported only in the child: the agent never runs this code and starts sooner without it.
-            from dlrover_run.output.relay import main
-            from dlrover_run.processes.scrub import scrub
-
-            scrub(secrets)
-            main(theirs, parent, console, shared)
-        theirs.close()
 
     def attach(self, on_warning: Callable[[str], None]) -> None:
         """Join the running event loop; `on_warning` is called with sentences for the user."""
@@ -149,12 +136,11 @@ class RelayProcess:
 
     def _receive(self) -> None:
         for data in messages(self._control, MAX_MESSAGE):
-            head, _, payload = data.partition(b"\n")
-            message = json.loads(head)
+            message = json.loads(data)
             if message["event"] == "warning":
                 self._on_warning(message["text"])
             else:
-                self._on_message(message, payload)
+                self._on_message(message)
 
     def _on_exit(self) -> None:
         status = 0
@@ -175,7 +161,7 @@ class RelayProcess:
         if not self._give_up(sentence):
             # Without a pause a relay that cannot live, perhaps for want of memory, would be started again and again.
             self._replace_after(0.0 if lived >= REPLACE_PAUSE else REPLACE_PAUSE)
-            self._on_warning(f"{sentence}; another one continues where it was")
+            self._on_warning(f"{sentence}; another one continues; what it had read and not shown is missing")
 
     def _give_up(self, sentence: str) -> bool:
         """Count a failure; whether that was one too many, so that no relay is started any more."""
@@ -194,19 +180,9 @@ class RelayProcess:
     def _replace(self) -> None:
         self._replacing = None
         self._started_at = time.monotonic()
-        ours, theirs = _socket_pair()
-        command = launch_request.command(theirs.fileno(), "dlrover_run.output.relay")
         try:
-            with theirs, signals.held_back():
-                process = subprocess.Popen(
-                    [*command, str(os.getpid()), str(int(self._shared))],
-                    stdin=subprocess.DEVNULL,
-                    stdout=self._console[0],
-                    stderr=self._console[1],
-                    pass_fds=(theirs.fileno(),),
-                )
+            started = start_relay(self._console, shared=self._shared, successor=True)
         except OSError as error:
-            ours.close()
             sentence = f"no output relay can be started ({error.strerror})"
             if not self._give_up(sentence):
                 self._replace_after(REPLACE_PAUSE)
@@ -214,9 +190,7 @@ class RelayProcess:
                     self._warned = sentence
                     self._on_warning(f"{sentence}: output is shown as soon as one can be")
             return
-        # Reaped through a pidfd; with a return code set, Popen does not warn that the process is still running.
-        process.returncode = 0
-        self.pid, self._control, self._running, self._warned = process.pid, ours, True, ""
+        (self.pid, self._control), self._running, self._warned = started, True, ""
         self._join()
 
     def _close_control(self) -> None:
@@ -234,9 +208,3 @@ class RelayProcess:
 def _close_all(fds: Collection[int]) -> None:
     for fd in fds:
         os.close(fd)
-
-
-def _socket_pair() -> tuple[socket.socket, socket.socket]:
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    ours.setblocking(False)
-    return ours, theirs

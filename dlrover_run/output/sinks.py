@@ -6,9 +6,7 @@ made non-blocking; the relay opens it a second time, which gives it an open file
 
 from __future__ import annotations
 
-import contextlib
 import errno
-import fcntl
 import os
 import select
 import socket
@@ -16,17 +14,12 @@ import stat
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from dlrover_run.output.cursors import LINE_BEGUN, Cursor
+QUEUE_LIMIT = 64 * 1024
+"""Bytes queued for a console above which its sources are no longer read. They are lost if the relay is killed."""
 
-if TYPE_CHECKING:
-    from dlrover_run.output.lines import LineWriter
-    from dlrover_run.output.sources import Source
-
-QUEUE_LIMIT = 4 * 1024 * 1024
-"""Bytes queued for a console above which its sources are no longer read."""
+KEPT_BYTES = 4 * 1024 * 1024
+"""Bytes kept for a file that takes none for a while."""
 
 PASSING = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE})
 """Errors of a file that may pass: someone frees space, a network file system comes back."""
@@ -49,32 +42,12 @@ Write = Callable[[memoryview], int]
 """Writes some of the bytes and returns how many; raises BlockingIOError when none can be written now."""
 
 
-@dataclass
-class Segment:
-    """The output of `source` for its bytes from `begin` to `end`, without the first `skip` bytes of that output.
-    `resumed` is the state of the line at `begin` if its beginning was shown before, as in `Cursor.unfinished`.
-    """
-
-    view: memoryview
-    source: Source
-    begin: int
-    end: int
-    skip: int
-    resumed: int
-    interrupts: LineWriter | None = None
-    """The writer whose unfinished line is followed by this segment."""
-
-    @property
-    def unfinished(self) -> bool:
-        return bytes(self.view[-1:]) not in (b"\n", b"\r")
-
-
 class Sink:
     """A descriptor to write to, with a queue of what it has not taken yet.
 
     It is `dead` once a write has failed for good: what is put into it is then dropped, and the sources go on. After one
-    of the errors PASSING of a file it is `postponed`: it is tried again, and keeps the last QUEUE_LIMIT bytes
-    meanwhile, so that no worker waits for the disk. A line says how much is missing.
+    of the errors PASSING of a file it is `postponed`: it is tried again, and keeps the last KEPT_BYTES meanwhile, so
+    that no worker waits for the disk. A line says how much is missing.
     """
 
     def __init__(self, fd: int, write: Write, *, waits: bool = False) -> None:
@@ -94,15 +67,13 @@ class Sink:
         """Whether the poller waits until the descriptor is writable."""
         self.unfinished_after: float | None = None
         """Seconds for which a `LineWriter` holds an unfinished line back; None: until its end has arrived."""
-        self.unfinished_by: LineWriter | None = None
+        self.unfinished_by: object | None = None
         """The writer whose unfinished line was put last; None at the beginning of a line."""
         self._write = write
-        self._queue: deque[Segment] = deque()
+        self._queue: deque[memoryview] = deque()
         self._lost = 0
         self._notice = b""
         self._regular = fd >= 0 and stat.S_ISREG(os.fstat(fd).st_mode)
-        self.start = self._position() if self._regular else 0
-        """The position of the file before this relay wrote to it."""
 
     @property
     def dead(self) -> bool:
@@ -121,26 +92,19 @@ class Sink:
     def has_room(self) -> bool:
         return self.postponed or self.put_bytes - self.written_bytes < QUEUE_LIMIT
 
-    def put(self, segment: Segment, writer: LineWriter | None = None) -> None:
-        """Queue a segment. `writer` is its `LineWriter`, None for output that is not cut into lines."""
-        if not segment.view or self.dead:
+    def put(self, data: bytes, writer: object | None = None) -> None:
+        """Queue output. `writer` is its `LineWriter`, None for output that is not cut into lines."""
+        if not data or self.dead:
             return
-        if self.unfinished_by not in (None, writer):
-            segment.interrupts = self.unfinished_by
-            if bytes(segment.view[:1]) != b"\r":
-                segment.view = memoryview(b"\n" + segment.view)
-                segment.skip -= 1
-        self.unfinished_by = writer if segment.unfinished else None
-        self._queue.append(segment)
-        self.put_bytes += len(segment.view)
-        while self.postponed and self.put_bytes - self.written_bytes > QUEUE_LIMIT and len(self._queue) > 1:
-            self._drop_oldest()
-
-    def _drop_oldest(self) -> None:
-        segment = self._queue.popleft()
-        segment.source.record(Cursor(segment.end, 0, LINE_BEGUN if segment.unfinished else 0))
-        self.written_bytes += len(segment.view)
-        self._lost += len(segment.view)
+        if self.unfinished_by not in (None, writer) and data[:1] != b"\r":
+            data = b"\n" + data
+        self.unfinished_by = writer if data[-1:] not in (b"\n", b"\r") else None
+        self._queue.append(memoryview(data))
+        self.put_bytes += len(data)
+        while self.postponed and self.put_bytes - self.written_bytes > KEPT_BYTES and len(self._queue) > 1:
+            lost = len(self._queue.popleft())
+            self.written_bytes += lost
+            self._lost += lost
 
     def flush(self) -> None:
         """Write what the descriptor takes now."""
@@ -150,15 +114,11 @@ class Sink:
             self._notice = f"\n... {self._lost} bytes of output are missing here: the file took none ...\n".encode()
             self._lost = 0
         while self._queue:
-            segment = self._queue[0]
+            view = self._queue[0]
             try:
                 while self._notice:
                     self._notice = self._notice[self._write(memoryview(self._notice)) :]
-                if self._regular:
-                    # A signal during the write kills the relay before it is recorded, after all of it or a part.
-                    start = self._position() + 1
-                    segment.source.record(Cursor(segment.begin, segment.skip, segment.resumed, start))
-                count = self._write(segment.view)
+                count = self._write(view)
             except BlockingIOError:
                 return
             except OSError as error:
@@ -170,35 +130,11 @@ class Sink:
                 return
             if self.postponed:
                 self.retry_at, self.reported = None, False
-            if segment.interrupts is not None and count:
-                # Recorded first: from the other record a successor can tell that this one was due.
-                segment.interrupts.interrupted()
-                segment.interrupts = None
-            # Recorded at once. If the relay is killed before, its successor repeats the write (unless to a file).
-            if count == len(segment.view):
-                segment.source.record(Cursor(segment.end, 0, LINE_BEGUN if segment.unfinished else 0))
+            if count == len(view):
                 self._queue.popleft()
             else:
-                segment.skip += count
-                segment.view = segment.view[count:]
-                segment.source.record(Cursor(segment.begin, max(0, segment.skip), segment.resumed))
+                self._queue[0] = view[count:]
             self.written_bytes += count
-
-    def written_at(self, position: int, data: bytes) -> int:
-        """How many bytes of `data` stand at that position of the file, written by a relay that was killed before it
-        recorded the write. All or none: if other programs write to the file too, the bytes there may differ."""
-        data = data[: max(0, self.start - position)]
-        with contextlib.suppress(OSError):
-            file = os.open(f"/proc/self/fd/{self.fd}", os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                return len(data) if os.pread(file, len(data), position) == data else 0
-            finally:
-                os.close(file)
-        return 0
-
-    def _position(self) -> int:
-        appends = fcntl.fcntl(self.fd, fcntl.F_GETFL) & os.O_APPEND
-        return os.fstat(self.fd).st_size if appends else os.lseek(self.fd, 0, os.SEEK_CUR)
 
     def retry_now(self) -> None:
         """Try at the next `flush`: it may be the last one."""

@@ -23,13 +23,8 @@ from typing import Literal
 import msgspec
 from msgspec.structs import replace
 
+from dlrover_run.output.ring import TAIL_BYTES
 from dlrover_run.spec import LogSpec, SpecError, Std
-
-TAIL_BYTES = 32 * 1024
-"""Bytes of a stream's end that are kept for the failure report."""
-
-MAX_MESSAGE = 128 * 1024
-"""Maximum bytes of a message between agent and relay, in either direction: a stream's end with its header fits."""
 
 TEMP_PREFIX = "dlrover_run_"
 

@@ -24,10 +24,8 @@ from pathlib import Path
 import msgspec
 
 from dlrover_run import linux
-from dlrover_run.workers.template import process_title
 
 _PR_SET_PDEATHSIG = 1
-_PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
 # Loaded once: a child between fork and exec must not load libraries.
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -81,16 +79,6 @@ def die_with_parent(parent: int) -> None:
 def continue_without_parent() -> None:
     """Have the kernel continue this process, should it be stopped, when its parent dies."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGCONT)
-
-
-def name_process(name: str) -> None:
-    """Set the name that `top` and `ps` show (15 bytes in `top`).
-
-    It replaces the whole command line, so that `pkill -9 -f train.py` kills the watchdog and the workers of that script
-    but not the processes that clean up after them.
-    """
-    _prctl(_PR_SET_NAME, ctypes.c_char_p(name.encode()))
-    process_title.set_process_title((name,), os.environ)
 
 
 def open_standard_streams() -> None:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlrover_run.output.cursors import Cursor
 from dlrover_run.output.lines import LineCutter, LineWriter, matching, prefixed
-from dlrover_run.output.sinks import Segment, Sink, piece_of
+from dlrover_run.output.sinks import Sink, piece_of
 
 PIECES = st.lists(st.text(alphabet="ab\r\n", max_size=6).map(str.encode), max_size=8)
 LINES = st.lists(st.text(alphabet="abc", max_size=4).map(lambda text: text.encode() + b"\n"), max_size=6)
@@ -49,13 +48,6 @@ WRITES = st.lists(st.tuples(st.integers(0, 2), st.integers(1, 9), st.floats(0, 3
 """Steps: which of three workers writes how many more bytes of its output, and after how many seconds."""
 
 
-class Unrecorded:
-    """A source that is not resumed."""
-
-    def record(self, mark: Cursor) -> None:
-        pass
-
-
 @given(WRITES, st.lists(LINES, min_size=3, max_size=3), st.sampled_from([b"", b"> "]))
 def test_writers_of_one_sink_never_join_their_lines(
     writes: list[tuple[int, int, float]], outputs: list[list[bytes]], prefix: bytes
@@ -66,11 +58,11 @@ def test_writers_of_one_sink_never_join_their_lines(
     sink.unfinished_after = 1.0
     left = [b"".join(f"{number}".encode() + line for line in lines) for number, lines in enumerate(outputs)]
     expected = [len(output.splitlines()) for output in left]
-    writers = [LineWriter(sink, prefix, None, Cursor(0, 0)) for _ in left]
+    writers = [LineWriter(sink, prefix, None) for _ in left]
     now = 0.0
 
     def put(writer: LineWriter, data: bytes) -> None:
-        sink.put(Segment(memoryview(data), Unrecorded(), 0, 0, 0, 0), writer)
+        sink.put(data, writer)
 
     def show() -> None:
         for writer in writers:

@@ -9,13 +9,12 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
 
 import pytest
 from harness import Launcher, run
 
 from dlrover_run.output import sinks
-from dlrover_run.output.sinks import QUEUE_LIMIT, Segment, Sink
+from dlrover_run.output.sinks import KEPT_BYTES, Sink
 
 TRAIN = """
 import os, sys, time
@@ -79,11 +78,10 @@ def test_what_does_not_fit_into_the_queue_is_counted(tmp_path: Path, clock: Simp
 
     file = os.open(tmp_path / "out", os.O_WRONLY | os.O_CREAT)
     sink = Sink(file, write)
-    source = cast(Any, SimpleNamespace(record=lambda cursor: None))
-    piece = QUEUE_LIMIT // 4
+    piece = KEPT_BYTES // 4
     for count in range(10):
         line = bytes([ord("a") + count]) * (piece - 1) + b"\n"
-        sink.put(Segment(memoryview(line), source, count * piece, (count + 1) * piece, 0, 0))
+        sink.put(line)
         sink.flush()
     assert (sink.dead, sink.postponed, sink.has_room, tries) == (False, True, True, 1)
     clock.at += sinks.RETRY_SECONDS

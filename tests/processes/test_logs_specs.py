@@ -23,9 +23,9 @@ from harness import (
     watched,
 )
 
-from dlrover_run.torchrun.logs_specs import LogsDestinations, LogsSpecsClient, plan_from_destinations
 from dlrover_run.output.streams import RankStreams, Stream, Tee
 from dlrover_run.spec import LogSpec
+from dlrover_run.torchrun.logs_specs import LogsDestinations, LogsSpecsClient, plan_from_destinations
 
 pytestmark = pytest.mark.torchrun
 

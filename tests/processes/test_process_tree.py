@@ -218,23 +218,3 @@ def test_a_watchdog_that_is_killed_before_it_starts_an_agent_leaves_no_directory
     )
     assert ended.returncode == -signal.SIGKILL
     assert list(tmp_path.iterdir()) == []
-
-
-UNREADABLE = """
-import mmap, os, sys, tempfile
-from dlrover_run.processes.scrub import scrub
-page = mmap.mmap(-1, mmap.PAGESIZE, flags=mmap.MAP_PRIVATE)
-page.write(bytes.fromhex(sys.argv[1]))
-with tempfile.TemporaryFile() as file:
-    file.truncate(mmap.PAGESIZE)
-    beyond = [mmap.mmap(file.fileno(), mmap.PAGESIZE, access=mmap.ACCESS_COPY) for _ in "ab"]
-    file.truncate(0)  # /proc/self/mem answers EIO for what is mapped beyond the end of a file
-    scrub([bytes.fromhex(sys.argv[1]).decode()])
-print(page[:8].hex())
-"""
-
-
-def test_a_secret_is_overwritten_although_memory_that_is_mapped_cannot_be_read() -> None:
-    secret = b"a-secret-of-this-test".hex()
-    done = subprocess.run([sys.executable, "-c", UNREADABLE, secret], capture_output=True, text=True, timeout=WAIT)
-    assert done.stdout.strip() == (b"*" * 8).hex(), done.stderr

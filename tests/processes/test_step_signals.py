@@ -116,7 +116,9 @@ def test_no_line_is_lost_when_every_process_of_the_step_is_signaled(
 
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("flags", [("--tee=3",), *only_long(((),))], ids=["teed", "console"])
-def test_no_line_is_lost_when_the_relay_is_killed(mailbox: Mailbox, place: Sequence[str], flags: Sequence[str]) -> None:
+def test_no_line_is_lost_when_an_idle_relay_is_killed(
+    mailbox: Mailbox, place: Sequence[str], flags: Sequence[str]
+) -> None:
     killed = []
 
     def disturb(launcher: subprocess.Popen[str]) -> None:

@@ -21,11 +21,11 @@ ROLES = ("chief", "worker", "ps")
 
 
 def be_watchdog(program: str, workers: int) -> None:
-    from dlrover_run.processes import tree
+    from dlrover_run.processes import title, tree
 
     if os.fork() == 0:
         os.setsid()
-        tree.name_process({"dlrover_run": "dlrover-agent", "tf_ps_run": "tf-ps-agent"}[program])
+        title.name_process({"dlrover_run": "dlrover-agent", "tf_ps_run": "tf-ps-agent"}[program])
         tree.become_subreaper()
         be_agent(program, workers)
     os.wait()

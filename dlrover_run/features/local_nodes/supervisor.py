@@ -56,7 +56,7 @@ def supervise(spec: JobSpec, parent_pipe_fd: int | None, result_fd: int | None) 
     signals.restore(spec.handled_signals)
     signals.release()
     try:
-        relay = RelayClient(shared=True, secrets=spec.secrets)
+        relay = RelayClient(shared=True)
     except OSError as error:
         line = f"dlrover-run: the launcher's own processes could not be started: {explain_os_error(error)}\n"
         os.write(2, line.encode())

@@ -1,7 +1,7 @@
 """The answer of this node to a question for the output of its workers. Imported with the first one.
 
-What goes to a file is read from it. What goes to the console passes through a memory file of the relay, of which the
-end is kept, also of a worker that has ended, until another one takes its place.
+What goes to a file is read from it. Of what goes to the console the relay keeps the end in a ring, also of a worker
+that has ended, until another one takes its place.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from dlrover_run.coordination.bounds import MAX_TOTAL
 from dlrover_run.coordination.worker_logs import MAX_NODE_BYTES, LogCursor, LogPiece, LogRequest
+from dlrover_run.output import ring
 
 if TYPE_CHECKING:
     from dlrover_run.workers.specs import WorkerSpecs
@@ -39,13 +40,36 @@ class WorkerOutput(NamedTuple):
     key: str = ""
 
 
+class _Written(NamedTuple):
+    """What a stream was written to: a file, or a ring of the relay."""
+
+    fd: int
+    is_ring: bool
+
+    @property
+    def source(self) -> int:
+        """A number that tells it from others."""
+        return os.fstat(self.fd).st_ino % MAX_TOTAL
+
+    @property
+    def size(self) -> int:
+        """Bytes that were written, kept or not."""
+        return ring.written(self.fd) if self.is_ring else os.fstat(self.fd).st_size
+
+    def read(self, start: int, count: int) -> tuple[int, bytes]:
+        """The number of the first byte from `start` on that is kept, and at most so many bytes from it on."""
+        if self.is_ring:
+            return ring.read(self.fd, start, count)
+        return start, os.pread(self.fd, count, start)
+
+
 class WorkerLogs:
-    """Answers questions. `outputs` returns the streams of this node's workers, and `spools` the descriptors of what the
+    """Answers questions. `outputs` returns the streams of this node's workers, and `rings` the descriptors of what the
     relay keeps under a key, the latest last."""
 
-    def __init__(self, outputs: Callable[[], Sequence[WorkerOutput]], spools: Callable[[str], Sequence[int]]) -> None:
+    def __init__(self, outputs: Callable[[], Sequence[WorkerOutput]], rings: Callable[[str], Sequence[int]]) -> None:
         self._outputs = outputs
-        self._spools = spools
+        self._rings = rings
         self._known: list[WorkerOutput] = []
         self._earlier: dict[tuple[int | str, str], str] = {}
         self._followed_at = float("-inf")
@@ -89,11 +113,11 @@ class WorkerLogs:
         return tuple(pieces)
 
     @contextlib.contextmanager
-    def _files(self, output: WorkerOutput) -> Iterator[list[int]]:
+    def _files(self, output: WorkerOutput) -> Iterator[list[_Written]]:
         """The files of a stream, the latest last: the one before it is that of a worker that has ended."""
         with contextlib.ExitStack() as opened:
             if not output.path:
-                yield list(self._spools(output.key))
+                yield [_Written(fd, is_ring=True) for fd in self._rings(output.key)]
                 return
             earlier = self._earlier.get((output.worker, output.stream), "")
             found = []
@@ -101,28 +125,28 @@ class WorkerLogs:
                 with contextlib.suppress(OSError):
                     found.append(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK))
                     opened.callback(os.close, found[-1])
-            yield [fd for fd in found if stat.S_ISREG(os.fstat(fd).st_mode)]
+            yield [_Written(fd, is_ring=False) for fd in found if stat.S_ISREG(os.fstat(fd).st_mode)]
 
     def _piece(
-        self, output: WorkerOutput, files: Sequence[int], cursor: LogCursor | None, request: LogRequest, room: int
+        self, output: WorkerOutput, files: Sequence[_Written], cursor: LogCursor | None, request: LogRequest, room: int
     ) -> LogPiece | None:
         """What there is to read of a stream; None for nothing."""
         if not files:
             return None
-        by_source = {source_of(fd): fd for fd in files}
-        fd, start = files[-1], 0
+        by_source = {file.source: file for file in files}
+        file, start = files[-1], 0
         known = by_source.get(cursor.source) if cursor is not None else None
-        if cursor is not None and known is not None and (known == fd or cursor.offset < os.fstat(known).st_size):
-            fd, start = known, cursor.offset
-        size = os.fstat(fd).st_size
+        if cursor is not None and known is not None and (known is files[-1] or cursor.offset < known.size):
+            file, start = known, cursor.offset
+        size = file.size
         if start > size:
             # It was truncated.
             start = 0
         is_tail = cursor is None and not request.after
-        first = first_kept(fd, max(start, size - room) if is_tail else start, size)
-        data = os.pread(fd, min(room, size - first), first)
+        wanted = max(start, size - room) if is_tail else start
+        first, data = file.read(wanted, min(room, size - wanted))
         # What is followed is shown in whole lines, unless its writer has ended.
-        whole = not request.wait or self._over or fd != files[-1]
+        whole = not request.wait or self._over or file is not files[-1]
         kept = data if whole or len(data) == room else data[: max(data.rfind(b"\n"), data.rfind(b"\r")) + 1]
         end = first + len(kept)
         is_cut = first > start
@@ -132,24 +156,9 @@ class WorkerLogs:
             lines = kept.splitlines(keepends=True)
             is_cut = is_cut or len(lines) > request.lines
             kept = b"".join(lines[-request.lines :])
-        if not kept and cursor is not None and (cursor.source, cursor.offset) == (source_of(fd), end):
+        if not kept and cursor is not None and (cursor.source, cursor.offset) == (file.source, end):
             return None
-        return LogPiece(LogCursor(output.worker, output.stream, source_of(fd), end), kept, is_cut)
-
-
-def source_of(fd: int) -> int:
-    """A number that tells a file from others."""
-    return os.fstat(fd).st_ino % MAX_TOTAL
-
-
-def first_kept(fd: int, start: int, size: int) -> int:
-    """The first byte from `start` on that was not released: the relay gives the memory back of what it has shown."""
-    if start >= size:
-        return size
-    try:
-        return os.lseek(fd, start, os.SEEK_DATA)
-    except OSError:
-        return size
+        return LogPiece(LogCursor(output.worker, output.stream, file.source, end), kept, is_cut)
 
 
 def round_outputs(specs: WorkerSpecs) -> list[WorkerOutput]:

@@ -25,7 +25,7 @@ from dlrover_run.failures.causes import describe_exit_code
 from dlrover_run.features.node_check.decision.evidence import lower_median
 from dlrover_run.features.node_check.decision.model import CPU, CheckKey, CheckTask, DeviceSpeed, LinkEnd, Rate
 from dlrover_run.features.node_check.node.health_table import format_tflops
-from dlrover_run.output.streams import TAIL_BYTES
+from dlrover_run.output.ring import TAIL_BYTES
 from dlrover_run.processes.process import ProcessGroup
 from dlrover_run.workers.specs import Worker, WorkerSpec
 
