@@ -80,21 +80,14 @@ Two coordinators that receive the same epoch must not choose the same one, so ho
 """
 
 
-ERROR_RETRY = 5.0
-"""Seconds from a decision that failed with an internal error to the next attempt; a new report leads to one at once."""
-
-MAX_ERROR_TEXT = 500
-"""Characters of an internal error that are quoted, so that the rest of the sentence fits too."""
-
-
 class Coordinator:
     """Decides for one job. `plan` is its predecessor's last, for a coordinator that takes over; `return_grace` is how
     many seconds the members of that plan have to connect, by default `grace_for` them. `names_successors`: the nodes
     may start the next master. `ended` is for a successor on another machine how many nodes have ended with the master
     before it, 0 if that is not known.
 
-    An exception in a decision is a defect of ours, and must end neither a node nor a job: the plan stays as it was,
-    `take_error` says so once, and `wake_at` falls on the next attempt.
+    An exception in a decision leaves everything as it was, but for the requests, which are dropped; see `Driver`, which
+    sets `problem` to its text while it lasts, for the nodes that wait.
 
     `superseded` becomes true when a node obeys a later coordinator: this one was stalled, and decides no more.
     `activity_changes` counts the changes of what nodes do, which no decision depends on.
@@ -115,6 +108,7 @@ class Coordinator:
             raise ValueError(f"epoch {epoch} is not later than the plan's, {plan.epoch}")
         self.rules = rules
         self.superseded = False
+        self.problem = ""
         self.activity_changes = 0
         self.policy = policy_of(rules.resized(before.desired, before.wanted_nodes))
         self.plan = self.policy.take_over(msgspec.structs.replace(before, epoch=epoch))
@@ -138,8 +132,6 @@ class Coordinator:
         self._deadlines: tuple[Deadline, ...] = ()
         self._wake_at: float | None = None
         self._advanced_at = before.clock
-        self._error = ""
-        self._new_errors: list[str] = []
         self._recovering_until: float | None = None
         self._returning_until = before.clock
         grace = grace_for(len(before.members)) if return_grace is None else return_grace
@@ -246,7 +238,8 @@ class Coordinator:
         self._returning_until = self._job_time(now) + grace_for(len(self._members))
 
     def advance(self, now: float) -> bool:
-        """Decide; return whether the plan has changed, which must then be stored before it is sent to any node."""
+        """Decide; return whether the plan has changed, which must then be stored before it is sent to any node. The
+        driver calls it; a test may."""
         time = self._job_time(now)
         self._advanced_at = time
         self._deadlines = ()
@@ -255,25 +248,12 @@ class Coordinator:
             return False
         kept = (self.plan, self.policy, self._is_new, self._recovering_until, self._views)
         try:
-            changed = self._decide(time)
-        except Exception as error:
+            return self._decide(time)
+        except Exception:
             self.plan, self.policy, self._is_new, self._recovering_until, self._views = kept
             # A request that cannot be carried out must not stand in the way of all later decisions.
             self._requests = []
-            self._deadlines, self._wake_at = (), time + ERROR_RETRY
-            self._note_error(error)
-            return False
-        self._error = ""
-        return changed
-
-    @property
-    def failing(self) -> bool:
-        """Whether the last decision has failed with an internal error; `advance` again at `wake_at`."""
-        return bool(self._error)
-
-    def take_error(self) -> str | None:
-        """A line about an internal error, once for each that is new, for the log and for a console; else None."""
-        return self._new_errors.pop(0) if self._new_errors else None
+            raise
 
     def rehearse(self, now: float) -> None:
         """Make everything that is made from the plan, and raise what that raises; see `take_over.misfit`."""
@@ -283,15 +263,6 @@ class Coordinator:
         for key in self._members:
             self.assignment(key)
         self.status("", now)
-
-    def _note_error(self, error: Exception) -> None:
-        line = (
-            f"internal error in a decision: {repr(error)[:MAX_ERROR_TEXT]}; the plan stays as it is, and another "
-            "decision is tried soon; please report it"
-        )
-        if line != self._error:
-            self._error = line
-            self._new_errors.append(line)
 
     def _decide(self, time: float) -> bool:
         before, is_new = self.plan, self._is_new
@@ -350,8 +321,8 @@ class Coordinator:
         return build_assignment(self.plan, self.view(key), waiting)
 
     def waiting(self, now: float) -> Waiting:
-        if self._error:
-            return Waiting(sentence(self._error))
+        if self.problem:
+            return Waiting(sentence(self.problem))
         return wait_status(self.policy, self.plan, self._members, self._deadlines, self._job_time(now))
 
     def request(self, request: OperatorRequest, now: float) -> Reasons:

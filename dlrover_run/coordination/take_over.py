@@ -3,7 +3,8 @@ written by hand, by another version, or damaged in a way that no checksum covers
 
 from __future__ import annotations
 
-from dlrover_run.coordination.coordinator import MAX_ERROR_TEXT, Coordinator
+from dlrover_run.coordination.bounds import MAX_ERROR_TEXT
+from dlrover_run.coordination.coordinator import Coordinator
 from dlrover_run.coordination.model import NodePhase, NodeReport, Plan
 from dlrover_run.coordination.rules import JobRules
 

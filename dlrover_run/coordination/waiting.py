@@ -4,8 +4,7 @@ receive the same, at a limited rate."""
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence, Set
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence, Set
 
 import msgspec
 
@@ -17,9 +16,6 @@ from dlrover_run.coordination.policy import Policy
 from dlrover_run.coordination.programs import is_full
 from dlrover_run.coordination.ranks import display_names
 from dlrover_run.words.reasons import Code, chain, shown_names
-
-if TYPE_CHECKING:
-    from dlrover_run.coordination.coordinator import Coordinator
 
 _SHOWN = frozenset(DeadlineReason) - {DeadlineReason.BUDGET, DeadlineReason.CHECKPOINT}
 """What a node without ranks may wait for. A restart that no longer counts changes nothing for it, nor does a drain."""
@@ -83,10 +79,11 @@ def _spare(policy: Policy, plan: Plan, alive: list[MemberState], deadlines: Sequ
 
 
 class WaitingThrottle:
-    """Renews the status of waiting nodes. `outdated` is set when a report has been received since the last status."""
+    """Renews the status of waiting nodes, which `compute` returns for a time. `outdated` is set when something has
+    arrived since the last status."""
 
-    def __init__(self, coordinator: Coordinator) -> None:
-        self._coordinator = coordinator
+    def __init__(self, compute: Callable[[float], Waiting]) -> None:
+        self._compute = compute
         self._waiting = Waiting(())
         self._deadline: float | None = None
         self._next = -math.inf
@@ -103,7 +100,7 @@ class WaitingThrottle:
             return False
         self.outdated = False
         self._next = now + max(INTERVAL, nodes / NODES_PER_SECOND)
-        waiting = self._coordinator.waiting(now)
+        waiting = self._compute(now)
         before, deadline = self._waiting, self._deadline
         self._waiting = msgspec.structs.replace(waiting, seconds=None)
         self._deadline = None if waiting.seconds is None else now + waiting.seconds

@@ -1,31 +1,23 @@
-"""One job: its coordinator, its journal, the connected nodes, and the last assignment sent to each.
+"""One job of a master: its driver, its journal, the connected nodes with their heartbeats, and the last assignment sent
+to each.
 
 Knows neither a clock nor a socket: times are passed in, and a node is reached through a `NodeConnection`. Reports
-count at once; `step` then decides for all of them, stores the plan, and sends assignments only after that.
+count at once; `step` then does what the driver decides: it writes the journal and sends assignments, in this order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from dlrover_run.coordination.assignment import EMPTY_VIEW, build_assignment, node_views
 from dlrover_run.coordination.bounds import MAX_WHAT
 from dlrover_run.coordination.coordinator import Coordinator
+from dlrover_run.coordination.driver import Answer, Disconnected, Driver, Paused, Requested
 from dlrover_run.coordination.history import JobHistory
-from dlrover_run.coordination.model import (
-    OVER,
-    Assignment,
-    NodeKey,
-    NodePhase,
-    NodeReport,
-    NodeView,
-    PlanPhase,
-    Waiting,
-)
+from dlrover_run.coordination.model import Assignment, NodeKey, NodeReport, Plan, PlanPhase
 from dlrover_run.coordination.programs import (
     describe_mixed_programs,
     describe_other_program,
@@ -34,23 +26,18 @@ from dlrover_run.coordination.programs import (
     job_program,
 )
 from dlrover_run.coordination.ranks import display_names
-from dlrover_run.coordination.requests import OperatorRequest, RequestFailed, StackQuery
+from dlrover_run.coordination.requests import OperatorRequest, StackQuery
 from dlrover_run.coordination.rules import MAX_NODES, RESULT_RETENTION, JobRules
 from dlrover_run.coordination.status import JobStatus
-from dlrover_run.coordination.validation import config_mismatch, validate_report, wrong_job_kind
-from dlrover_run.coordination.waiting import WaitingThrottle
+from dlrover_run.coordination.validation import config_mismatch
 from dlrover_run.master.journal import Journal, JournalReplaced
 from dlrover_run.rendezvous.failure_detector import FailureDetector
 from dlrover_run.transport.messages import Refused, StacksFound, StacksWanted, Welcome, encode_rules
-from dlrover_run.words.reasons import Reasons, sentence
 from dlrover_run.words.text import counted
 
 if TYPE_CHECKING:
     from dlrover_run.coordination.stacks import JobStacks, StackRequest
     from dlrover_run.master.stack_requests import StackRequests
-
-STORE_RETRY = 1.0
-"""Seconds between two attempts to write a journal after a failure. Until one succeeds, no new plan is sent."""
 
 
 class RequestRefused(Exception):
@@ -108,25 +95,22 @@ class Job:
         self.history = JobHistory()
         self.stepped_down: str | None = None
         self.replaced = False
-        self._coordinator = coordinator
+        self._driver = Driver(coordinator, self._log_to_all, log_error=self._notify_nodes)
         self._journal = journal
         self._log_line = log
         self._log_to_launcher = log_to_launcher
         self._nodes: dict[NodeKey, _ConnectedNode] = {}
         self._unanswered: set[NodeKey] = set()
         self._detector: FailureDetector[NodeKey] = FailureDetector(coordinator.rules.heartbeat_timeout)
-        self._progress = WaitingThrottle(coordinator)
-        self._stored = coordinator.plan
-        self._retry_at: float | None = None
-        self._write_error = ""
-        self._stored_views: dict[NodeKey, NodeView] = {}
-        self._over_at: float | None = None
-        self._unaware: set[NodeKey] = set()
-        self._left: set[NodeKey] = set()
-        self._displaced: set[NodeKey] = set()
+        self._over_at = now - plan_age if self._driver.is_over else None
+        self._requests = 0
+        # Of the last step.
+        self._answers: Mapping[Hashable, Answer] = {}
         self._stack_requests: StackRequests | None = None
-        if coordinator.plan.phase in OVER:
-            self._note_over(now - plan_age)
+
+    @property
+    def _coordinator(self) -> Coordinator:
+        return self._driver.coordinator
 
     @property
     def connected(self) -> int:
@@ -134,7 +118,7 @@ class Job:
 
     @property
     def over(self) -> bool:
-        return self._over_at is not None
+        return self._driver.is_over
 
     @property
     def epoch(self) -> int:
@@ -144,22 +128,18 @@ class Job:
         """Add a node. Raises RequestRefused."""
         self._validate(report, now)
         key, coordinator = report.key, self._coordinator
-        if self.over and key not in self._unaware and not report.epoch:
+        if self.over and key not in self._driver.unaware and not report.epoch:
             raise RequestRefused(
                 f"the job {self.name!r} has just ended; its name is free again in a moment", retry=True
             )
         if (refusal := coordinator.refusal(key)) is not None:
-            if report.epoch and len(self._displaced) < MAX_NODES:
-                # It was a node of this job before another process took its node id, and is to learn how the job ends.
-                self._displaced.add(key)
-                if self.over:
-                    self._unaware.add(key)
+            if report.epoch:
+                self._driver.displace(key)
             raise RequestRefused(refusal, retry=True)
         program = job_program(coordinator.plan, coordinator.members)
         is_other = not report.epoch and key not in coordinator.members and differs(program, report.program)
         if is_other and is_full(coordinator.rules, coordinator.plan):
             raise RequestRefused(describe_other_program(self.name, program, report.program))
-        self._displaced.discard(key)
         if len(coordinator.members) >= MAX_NODES and key not in coordinator.members:
             raise RequestRefused(f"the job has {MAX_NODES} nodes, and a master takes no more", retry=True)
         before = self._nodes.get(key)
@@ -196,10 +176,8 @@ class Job:
     def compensate_stall(self, seconds: float, now: float) -> None:
         """Do not count that time against any node: this master was stalled."""
         self._detector.compensate_stall(seconds)
-        self._coordinator.compensate_stall(seconds)
-        if seconds >= self._coordinator.rules.lost_after:
-            # Nodes may have given up this master.
-            self._coordinator.extend_grace(now)
+        # After a long one nodes may have given up this master.
+        self._driver.arrive(Paused(seconds, cut_off=seconds >= self._coordinator.rules.lost_after), now)
 
     def step(self, now: float) -> None:
         """Decide for all reports and for the time that has passed, and send the assignments that have changed."""
@@ -211,31 +189,28 @@ class Job:
             node.connection.end(Refused(f"no heartbeat from this node for {limit:g} s", retry=True))
             self._remove(key, now)
         try:
-            changed = self._decide(now)
+            while (writes := self._driver.turn(now)).plan is not None:
+                self._store(writes.plan, now)
         except JournalReplaced as reason:
             self.replaced = True
             self._step_down(f"{reason}; this master no longer decides for the job")
             return
-        while (line := self._coordinator.take_error()) is not None:
-            self._notify_nodes(line)
-        if self._coordinator.superseded:
+        if self._driver.superseded:
             # Decisions of a later coordinator are not in our journal, so its content is outdated.
             self.delete()
             self._step_down("a node obeys a later master; this master starts again from the nodes' reports")
             return
-        changed = self._progress.renew(now, len(self._nodes), at_once=changed) or changed
-        for key in list(self._nodes) if changed else self._unanswered & self._nodes.keys():
+        for key in list(self._nodes) if writes.send else self._unanswered & self._nodes.keys():
             self._send(key, self._nodes[key], now, is_answer=key in self._unanswered)
         self._unanswered.clear()
+        self._answers = writes.answers
+        for id in writes.answers:
+            self._driver.answered(id)
 
     def wake_at(self) -> float | None:
         """When to `step` without a new report; None for never."""
-        times = [self._detector.next_deadline()]
-        if self._retry_at is not None:
-            times.append(self._retry_at)
-        elif self._over_at is None:
-            times += [self._coordinator.wake_at(), self._progress.due]
-        elif not self._nodes:
+        times = [self._detector.next_deadline(), self._driver.wake_at()]
+        if self._over_at is not None and not self._nodes:
             times.append(self._over_at + RESULT_RETENTION)
         return min((time for time in times if time is not None), default=None)
 
@@ -247,15 +222,18 @@ class Job:
     @property
     def write_error(self) -> str:
         """Why the latest plan is not stored yet; empty if it is."""
-        return "" if self._retry_at is None else self._write_error
+        return self._driver.write_error
 
-    def request(self, request: OperatorRequest, now: float) -> Reasons:
-        """Take a request of an operator, as `Coordinator.request`; `step` is needed. Raises RequestFailed."""
-        if self.write_error:
-            raise RequestFailed(f"{self.write_error}; nothing is changed until it can")
-        answer = self._coordinator.request(request, now)
-        self._log(str(request))
-        return answer
+    def request(self, request: OperatorRequest, now: float) -> int:
+        """Take a request of an operator; return its number. `step` is needed, and then `answer` has the answer."""
+        self._requests += 1
+        if self._driver.arrive(Requested(self._requests, request), now):
+            self._log(str(request))
+        return self._requests
+
+    def answer(self, number: int) -> Answer | None:
+        """The answer to that request, if the last step has given it: what it changes is stored."""
+        return self._answers.get(number)
 
     def status(self, now: float) -> JobStatus:
         """The status of the job for an operator."""
@@ -299,9 +277,9 @@ class Job:
         if self._nodes:
             return False
         if self._over_at is not None:
-            return not self._unaware or now >= self._over_at + RESULT_RETENTION
+            return not self._driver.unaware or now >= self._over_at + RESULT_RETENTION
         # Nothing was ever decided, and no node is left to wait for.
-        return self._stored.key.number == 0 and not self._coordinator.members
+        return self._driver.stored.key.number == 0 and not self._coordinator.members
 
     def delete(self) -> None:
         if self._journal is not None:
@@ -317,12 +295,7 @@ class Job:
 
     def _take(self, report: NodeReport, now: float) -> bool:
         self._detector.heartbeat(report.key, now)
-        changed = self._coordinator.receive(report, now)
-        if changed:
-            self._progress.outdated = True
-        if report.phase is NodePhase.LEFT:
-            self._left.add(report.key)
-            self._unaware.discard(report.key)
+        changed = self._driver.arrive(report, now)
         if changed or self._nodes[report.key].sent is None:
             self._unanswered.add(report.key)
             return True
@@ -333,48 +306,25 @@ class Job:
             self._stack_requests.lose(key)
         del self._nodes[key]
         self._detector.remove(key)
-        self._coordinator.disconnect(key, now)
-        self._progress.outdated = True
+        self._driver.arrive(Disconnected(key), now)
 
-    def _decide(self, now: float) -> bool:
-        """Decide and store; return whether there is a new plan to send. Raises JournalReplaced."""
-        changed = False
-        if self._retry_at is not None:
-            if now < self._retry_at or not self._store(now):
-                return False
-            changed = True
-        while self._coordinator.advance(now):
-            if not self._store(now):
-                break
-            changed = True
-        return changed
-
-    def _store(self, now: float) -> bool:
-        """Make the coordinator's plan durable; return whether that worked. Until it does, the previous one holds."""
-        plan = self._coordinator.plan
+    def _store(self, plan: Plan, now: float) -> None:
+        """Make a plan durable. Until that works, the previous one holds. Raises JournalReplaced."""
+        driver, before = self._driver, self._driver.stored
         if self._journal is not None:
             try:
                 self._journal.append(plan)
                 if self._journal.repaired:
                     self._log(f"another program had changed the journal {self._journal.path}: it was written anew")
             except OSError as error:
-                if self._retry_at is None:
-                    self._write_error = f"the master cannot write {self._journal.path}: {error.strerror}"[:MAX_WHAT]
-                    self._notify_nodes(
-                        f"{self._write_error}; no decision is made until it can, it retries every second"
-                    )
-                    self._stored_views = node_views(self._coordinator.policy, self._stored)
-                self._retry_at = now + STORE_RETRY
-                return False
-        if self._retry_at is not None:
-            self._retry_at = None
+                problem = f"the master cannot write {self._journal.path}: {error.strerror}"[:MAX_WHAT]
+                if driver.written(now, problem):
+                    self._notify_nodes(f"{problem}; no decision is made until it can, it retries every second")
+                return
+        if driver.write_error:
             self._log("the journal is written again")
-        before, self._stored = self._stored, plan
+        driver.written(now)
         self.history.follow(before, plan)
-        for line in self._coordinator.take_log_lines():
-            self._log(line)
-            self._log_to_launcher(line)
-        self._left &= {member.key for member in plan.members}
         # Other changes of a plan are bookkeeping that no user needs to read.
         without_rounds = plan.policy is not None and not plan.policy.has_rounds
         is_new = (plan.key, plan.phase) != (before.key, before.phase)
@@ -386,37 +336,26 @@ class Job:
                 self._log(plan.reason)
             else:
                 self._log(f"round {plan.key.number} with {counted(len(plan.members), 'node')}: {plan.reason}")
-        if plan.phase in OVER:
-            self._note_over(now)
-        return True
-
-    def _note_over(self, now: float) -> None:
-        if self._over_at is None:
+        if driver.is_over and self._over_at is None:
             self._over_at = now
-        members = {member.key for member in self._stored.members if not member.done}
-        self._unaware = (members | self._coordinator.members.keys() | self._displaced) - self._left
 
     def _send(self, key: NodeKey, node: _ConnectedNode, now: float, is_answer: bool) -> None:
-        if self._retry_at is None:
-            waits = self._coordinator.view(key).waits
-            assignment = self._coordinator.assignment(key, self._progress.message(now) if waits else None)
-        else:
-            view = self._stored_views.get(key, EMPTY_VIEW)
-            assignment = build_assignment(self._stored, view, Waiting(sentence(self._write_error)))
-        if is_answer or assignment != node.sent:
+        assignment = self._driver.assignment(key, now)
+        if assignment is not None and (is_answer or assignment != node.sent):
             node.sent = assignment
             node.connection.send_assignment(assignment)
 
     def _validate(self, report: NodeReport, now: float) -> None:
         """Raise RequestRefused for a report that no node of this job can send."""
-        coordinator = self._coordinator
-        problem = wrong_job_kind(coordinator.rules, report)
-        problem = problem or validate_report(report, coordinator.plan, coordinator.ranks(report.key))
-        if problem:
+        if problem := self._driver.problem_of(report):
             raise RequestRefused(problem)
-        if dispute := coordinator.dispute_epoch(report, now):
+        if dispute := self._coordinator.dispute_epoch(report, now):
             # Once the nodes that contradict it are gone, the report counts.
             raise RequestRefused(dispute, retry=True)
+
+    def _log_to_all(self, line: str) -> None:
+        self._log(line)
+        self._log_to_launcher(line)
 
     def _log(self, text: str) -> None:
         self._log_line(f"job {self.name!r}: {text}")

@@ -12,10 +12,11 @@ from typing import NoReturn
 
 import msgspec
 
-from dlrover_run.coordination.coordinator import MAX_ERROR_TEXT, Coordinator
+from dlrover_run.coordination.bounds import MAX_ERROR_TEXT
+from dlrover_run.coordination.coordinator import Coordinator
 from dlrover_run.coordination.history import JobHistory
 from dlrover_run.coordination.model import NodeKey, NodeReport
-from dlrover_run.coordination.requests import OperatorRequest, RequestFailed, StackQuery
+from dlrover_run.coordination.requests import JUST_BEGUN, OperatorRequest, RequestFailed, StackQuery
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.coordination.status import JobStatus
 from dlrover_run.coordination.take_over import misfit
@@ -141,15 +142,15 @@ class Jobs:
             return self._no_job(name)
         refusal, answer = "", ""
         if request is not None:
-            try:
-                answer = render(job.request(request, now))
-            except RequestFailed as failed:
-                refusal = str(failed)
+            number = job.request(request, now)
+            self._due.add(name)
+            self._step()
+            if (answered := job.answer(number)) is not None:
+                refusal, answer = answered.refusal, render(answered.answer)
+            elif job.write_error:
+                refusal = f"{job.write_error}; it is carried out if this master can do so before it ends"
             else:
-                self._due.add(name)
-                self._step()
-                if job.write_error:
-                    refusal = f"{job.write_error}; it is carried out if this master can do so before it ends"
+                refusal = job.stepped_down or JUST_BEGUN
         status = msgspec.structs.replace(job.status(now), answer=answer)
         return Answered(msgspec.Raw(msgspec.json.encode(status)), refusal)
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Mapping
 from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec.structs import replace
 
 from dlrover_run.coordination.coordinator import Coordinator
+from dlrover_run.coordination.driver import Answer, Driver, Requested
 from dlrover_run.coordination.model import Assignment, NodePhase, NodeReport
 from dlrover_run.coordination.requests import OperatorRequest, RequestFailed, StackQuery
 from dlrover_run.coordination.rules import JobRules
@@ -48,7 +49,9 @@ class LocalClient:
         self._log = log
         self._node_rank = node_rank
         self._on_change = on_change
-        self._coordinator: Coordinator | None = None
+        self._driver: Driver | None = None
+        self._lines: list[str] = []
+        self._requests = 0
         self._status: NodeReport | None = None
         self._timer: asyncio.TimerHandle | None = None
         self.assignment = Assignment()
@@ -67,26 +70,27 @@ class LocalClient:
         self._decide(report)
 
     async def ask(self, request: OperatorRequest | None = None) -> JobStatus:
-        coordinator, report = self._coordinator, self._status
-        if coordinator is None or report is None:
+        driver, report = self._driver, self._status
+        if driver is None or report is None:
             raise AskFailed("this node has only just begun")
         now = asyncio.get_running_loop().time()
-        answer = ""
+        answer = Answer()
         if request is not None:
-            try:
-                answer = render(coordinator.request(request, now))
-            except RequestFailed as failed:
-                raise AskFailed(str(failed)) from None
-            self._decide(report)
-        return msgspec.structs.replace(coordinator.status(self._name, now), answer=answer)
+            self._requests += 1
+            driver.arrive(Requested(self._requests, request), now)
+            answer = self._decide(report)[self._requests]
+        if answer.refusal:
+            raise AskFailed(answer.refusal)
+        return msgspec.structs.replace(driver.coordinator.status(self._name, now), answer=render(answer.answer))
 
     async def ask_stacks(self, query: StackQuery) -> JobStacks:
         """Those of this node. With `static` the agents do not know each other, so the other nodes are disconnected."""
         from dlrover_run.coordination.stacks import StackRequest, nodes_to_ask
 
-        coordinator, report = self._coordinator, self._status
-        if coordinator is None or report is None or self.stack_source is None:
+        driver, report = self._driver, self._status
+        if driver is None or report is None or self.stack_source is None:
             raise AskFailed("this node has only just begun")
+        coordinator = driver.coordinator
         try:
             nodes = nodes_to_ask(coordinator.plan, coordinator.members, query)
         except RequestFailed as failed:
@@ -102,47 +106,42 @@ class LocalClient:
     async def close(self) -> None:
         self._cancel_timer()
 
-    def _decide(self, report: NodeReport) -> None:
+    def _decide(self, report: NodeReport) -> Mapping[Hashable, Answer]:
+        """Decide now; return the answers to requests."""
         loop = asyncio.get_running_loop()
         now = loop.time()
-        if self._coordinator is None:
-            self._coordinator = Coordinator(self._rules, now)
-        coordinator = self._coordinator
-        for one in self._with_peers(report):
-            coordinator.receive(one, now)
-        while coordinator.advance(now):
-            pass
-        lines = coordinator.take_log_lines()
-        while (line := coordinator.take_error()) is not None:
-            self._log(line)
+        if self._driver is None:
+            self._driver = Driver(Coordinator(self._rules, now), self._lines.append)
+        driver = self._driver
+        for reported in self._with_peers(report, driver.coordinator):
+            driver.arrive(reported, now)
+        while (writes := driver.turn(now)).plan is not None:
+            driver.written(now)
+        for id in writes.answers:
+            driver.answered(id)
         self._cancel_timer()
-        view = coordinator.view(report.key)
-        policy = self._rules.policy
-        waits = policy is not None and policy.applies and view.waits
-        # Running workers have no deadline; a policy that decides alone has many.
-        timed = waits or (policy is not None and not policy.has_rounds) or coordinator.failing
-        if timed and (due := coordinator.wake_at()) is not None:
+        if (due := driver.wake_at()) is not None:
             self._timer = loop.call_at(due, self._decide, report)
-        wanted = coordinator.assignment(report.key, coordinator.waiting(now) if waits else None)
+        wanted = driver.assignment(report.key, now) or self.assignment
         announced = wanted.policy is not None and wanted.policy.is_announced
+        lines, self._lines[:] = list(self._lines), []
         for line in lines:
             if not announced or line.startswith("warning: "):
                 self._log(line)
         if wanted != self.assignment:
             self.assignment = wanted
             self._on_change()
+        return writes.answers
 
     def _cancel_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _with_peers(self, report: NodeReport) -> list[NodeReport]:
+    def _with_peers(self, report: NodeReport, coordinator: Coordinator) -> list[NodeReport]:
         if self._node_rank is None:
             return [report]
         own_rank = self._node_rank
-        coordinator = self._coordinator
-        assert coordinator is not None
 
         def peer(rank: int) -> NodeReport:
             phase = NodePhase.RUNNING if report.phase is NodePhase.FAILED else report.phase

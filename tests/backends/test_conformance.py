@@ -19,7 +19,7 @@ from policy_parts import check_part, order_of
 from simulation.backends import Backend, WrittenNode
 from virtual_job import rules
 
-from dlrover_run.coordination import coordinator
+from dlrover_run.coordination import coordinator, driver
 from dlrover_run.coordination.model import Assignment, Failure, NodePhase, NodeReport, PlanPhase
 from dlrover_run.coordination.requests import Action, OperatorRequest
 from dlrover_run.coordination.rules import JobRules
@@ -262,7 +262,7 @@ def an_internal_error_of_a_decision_ends_no_node(backend: Backend) -> None:
     backend.allow_internal_errors()
     with patch.object(coordinator, "decide", side_effect=ZeroDivisionError("planted")) as decide:
         node.report(phase=NodePhase.FAILED, failure=killed(node), progressed=True)
-        backend.wait(3 * coordinator.ERROR_RETRY)
+        backend.wait(3 * driver.ERROR_RETRY)
         assert decide.call_count > 1
         assert node.rendezvous.problem is None
         assert node.assignment.key.number == 1

@@ -14,13 +14,12 @@ from virtual_job import VirtualJob, rules
 
 from dlrover_run.coordination.assignment import common_assignment
 from dlrover_run.coordination.coordinator import Coordinator
+from dlrover_run.coordination.driver import Driver
 from dlrover_run.coordination.model import (
     Assignment,
-    Member,
     NodeKey,
     NodePhase,
     NodeReport,
-    Plan,
     PlanPhase,
     Waiting,
 )
@@ -107,15 +106,16 @@ class WatchedMembership:
     def __init__(self) -> None:
         self.output: list[str] = []
         self.coordinator = Coordinator(rules(1, 4), 0.0, 1)
-        self.membership = MembershipWatch(KEYS, self.output.append)
+        self.driver = Driver(self.coordinator, self.output.append, kept_together=True)
+        self.membership = MembershipWatch(KEYS, NodeKey("a", "one"), self.output.append)
 
     def put(self, value: NodeReport | bytes, node_id: str = "a") -> bool:
         data = value if isinstance(value, bytes) else encode_record(value)
         key = KEYS.node(node_id)
-        return self.membership.receive(self.coordinator, Change(key, KeyValue(key, data, 1, 1, 1)), 1.0)
+        return self.membership.receive(self.driver, Change(key, KeyValue(key, data, 1, 1, 1)), 1.0)
 
     def drop(self, node_id: str) -> bool:
-        return self.membership.receive(self.coordinator, Change(KEYS.node(node_id), None), 2.0)
+        return self.membership.receive(self.driver, Change(KEYS.node(node_id), None), 2.0)
 
     @property
     def connected(self) -> list[str]:
@@ -138,24 +138,18 @@ def test_a_node_that_is_missing_in_a_full_read_is_disconnected() -> None:
     watched.put(status("b"), "b")
     there = KeyValue(KEYS.node("b"), encode_record(status("b")), 1, 1, 1)
     new = KeyValue(KEYS.node("c"), encode_record(status("c")), 1, 1, 1)
-    watched.membership.receive_all(watched.coordinator, [there, new], 3.0)
+    watched.membership.receive_all(watched.driver, [there, new], 3.0)
     assert watched.connected == ["b", "c"]
 
 
 def test_a_node_that_left_is_not_waited_for() -> None:
     watched = WatchedMembership()
-    plan = Plan(members=(Member("a", "one", "a", 2), Member("b", "one", "b", 2), Member("c", "one", "c", 2, done=True)))
-    watched.put(status("a"), "a")
-    assert watched.membership.has_absent_member(plan)
     watched.put(status("b"), "b")
-    assert not watched.membership.has_absent_member(plan)
+    assert not watched.membership.has_left
+    watched.put(status("b", phase=NodePhase.LEFT), "b")
+    assert not watched.membership.has_left, "another node has"
     watched.put(status("a", phase=NodePhase.LEFT), "a")
-    assert watched.membership.has_left(NodeKey("a", "one"))
-    assert not watched.membership.has_left(NodeKey("a", "two"))
-    watched.drop("a")
-    assert not watched.membership.has_absent_member(plan)
-    watched.drop("b")
-    assert watched.membership.has_absent_member(plan)
+    assert watched.membership.has_left
 
 
 @pytest.mark.parametrize(

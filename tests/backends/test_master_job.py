@@ -15,12 +15,13 @@ from policy_parts import fold
 
 from dlrover_run.coordination.bounds import MAX_WORKERS
 from dlrover_run.coordination.coordinator import RETURN_GRACE, Coordinator
+from dlrover_run.coordination.driver import STORE_RETRY
 from dlrover_run.coordination.model import Assignment, Failure, NodePhase, NodeReport, PlanPhase, RoundKey
-from dlrover_run.coordination.requests import Action, OperatorRequest, RequestFailed, StackQuery
+from dlrover_run.coordination.requests import Action, OperatorRequest, StackQuery
 from dlrover_run.coordination.rules import RESULT_RETENTION, JobRules
 from dlrover_run.coordination.validation import MAX_EPOCH, MAX_ROUND, config_mismatch
 from dlrover_run.features.node_check.decision.model import HealthReport
-from dlrover_run.master.job import STORE_RETRY, Job, RequestRefused
+from dlrover_run.master.job import Job, RequestRefused
 from dlrover_run.master.journal import Journal
 from dlrover_run.transport.messages import (
     Assigned,
@@ -221,12 +222,16 @@ def test_a_request_that_cannot_be_stored_is_not_answered_as_carried_out(tmp_path
     bed.take_ranks()
     disk[0] = True
     fewer = OperatorRequest(Action.SCALE, by="ann", max_nodes=1)
-    bed.job.request(fewer, bed.now)
+    accepted = bed.job.request(fewer, bed.now)
     assert not bed.job.write_error
     bed.job.step(bed.now)
     assert "No space left on device" in bed.job.write_error
-    with pytest.raises(RequestFailed, match="nothing is changed until it can"):
-        bed.job.request(fewer, bed.now)
+    assert bed.job.answer(accepted) is None
+    refused = bed.job.request(fewer, bed.now)
+    bed.job.step(bed.now)
+    answer = bed.job.answer(refused)
+    assert answer is not None
+    assert answer.refusal.endswith("nothing is changed until it can")
     disk[0] = False
     bed.until(bed.now + STORE_RETRY * 1.5)
     assert not bed.job.write_error

@@ -7,7 +7,8 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from dlrover_run.coordination.coordinator import ERROR_RETRY, MAX_ERROR_TEXT
+from dlrover_run.coordination.bounds import MAX_ERROR_TEXT
+from dlrover_run.coordination.driver import ERROR_RETRY
 from dlrover_run.coordination.model import OVER, NodeKey
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.rendezvous.client import AssignmentTracker

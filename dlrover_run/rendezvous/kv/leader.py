@@ -1,6 +1,6 @@
 """The leader of a job in etcd: the elected agent watches the nodes' reports, decides, and writes the assignments.
 
-It decides with the same coordinator as a master. Each of its writes has the condition that it is still elected, so an
+It decides with the same driver as a master. Each of its writes has the condition that it is still elected, so an
 agent that was replaced during a stall writes nothing.
 """
 
@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from dlrover_run.coordination.coordinator import Coordinator
-from dlrover_run.coordination.model import OVER, NodeKey, NodePhase, NodeReport, Plan
-from dlrover_run.coordination.requests import JUST_BEGUN, OperatorRequest, RequestFailed
+from dlrover_run.coordination.driver import Answer, Disconnected, Driver, Paused, Requested
+from dlrover_run.coordination.model import OVER, NodeKey, NodePhase, NodeReport
+from dlrover_run.coordination.requests import OperatorRequest
 from dlrover_run.coordination.rules import MAX_NODES, RESULT_RETENTION, JobRules
 from dlrover_run.coordination.take_over import misfit
-from dlrover_run.coordination.validation import validate_report, wrong_job_kind
-from dlrover_run.coordination.waiting import WaitingThrottle
+from dlrover_run.coordination.validation import wrong_job_kind
 from dlrover_run.rendezvous.failure_detector import StallDetector
 from dlrover_run.rendezvous.kv.records import (
     Keys,
@@ -48,53 +49,44 @@ from dlrover_run.words.reasons import render
 
 @dataclass(eq=False, repr=False)
 class MembershipWatch:
-    """Turns the keys of the nodes' reports into events of a coordinator: reports, and nodes that are gone. `log` prints
-    one line about a report that is ignored, once for each node.
+    """Turns the keys of the nodes' reports into events of a driver: reports, and nodes that are gone. `log` prints one
+    line about a report that is ignored, once for each node.
 
     `mismatched` are nodes of another kind of job. They detect that by the job's rules, so those are written where such
-    nodes read them.
+    nodes read them. `has_left` is whether the node `own` has left the job.
     """
 
     keys: Keys
+    own: NodeKey
     log: Callable[[str], None]
 
     def __post_init__(self) -> None:
         self._nodes: dict[str, NodeKey] = {}
         self._rejected: set[str] = set()
-        self._left: set[NodeKey] = set()
+        self.has_left = False
         self.mismatched: frozenset[str] = frozenset()
 
-    def has_left(self, key: NodeKey) -> bool:
-        return key in self._left
-
-    def has_absent_member(self, plan: Plan) -> bool:
-        """Whether a member of the plan is disconnected, and may come back to learn how the job ended."""
-        known = {*self._nodes.values(), *self._left}
-        return any(not member.done and member.key not in known for member in plan.members)
-
-    def receive_all(self, coordinator: Coordinator, found: Iterable[KeyValue], now: float) -> None:
+    def receive_all(self, driver: Driver, found: Iterable[KeyValue], now: float) -> None:
         reports = {current.key: current for current in found}
         lost = {self.keys.node(node_id) for node_id in self._nodes} - reports.keys()
         for key, current in [*((key, None) for key in lost), *reports.items()]:
-            self.receive(coordinator, Change(key, current), now)
+            self.receive(driver, Change(key, current), now)
 
-    def receive(self, coordinator: Coordinator, change: Change, now: float) -> bool:
-        """Take the change of one key; return whether it is new to the coordinator."""
+    def receive(self, driver: Driver, change: Change, now: float) -> bool:
+        """Take the change of one key; return whether it is new to the driver."""
         node_id, current = change.key.removeprefix(self.keys.nodes), change.now
         if current is None:
             if node_id not in self._nodes:
                 return False
-            coordinator.disconnect(self._nodes.pop(node_id), now)
-            return True
+            return driver.arrive(Disconnected(self._nodes.pop(node_id)), now)
         try:
             report = decode_record(current.value, NodeReport)
         except InvalidMessage as error:
             self._reject(node_id, current, str(error))
             return False
-        problem = wrong_job_kind(coordinator.rules, report)
-        if problem is not None:
+        if wrong_job_kind(driver.coordinator.rules, report) is not None:
             self.mismatched |= {node_id}
-        problem = problem or validate_report(report, coordinator.plan, coordinator.ranks(report.key))
+        problem = driver.problem_of(report)
         if report.node_id != node_id:
             problem = f"it is the report of {report.node_id}"
         elif len(self._nodes) >= MAX_NODES and node_id not in self._nodes:
@@ -103,14 +95,21 @@ class MembershipWatch:
             self._reject(node_id, current, problem)
             return False
         self._nodes[node_id] = report.key
-        if report.phase is NodePhase.LEFT:
-            self._left.add(report.key)
-        return coordinator.receive(report, now)
+        self.has_left = self.has_left or (report.key == self.own and report.phase is NodePhase.LEFT)
+        return driver.arrive(report, now)
 
     def _reject(self, node_id: str, current: KeyValue, problem: str) -> None:
         if node_id not in self._rejected:
             self._rejected.add(node_id)
             self.log(f"warning: the report in etcd under {current.key} is ignored: {problem}")
+
+
+class RequestKey(NamedTuple):
+    """The key of a request, the revision at which it was put, and its lease, which is that of the answer too."""
+
+    key: str
+    changed: int
+    lease: int
 
 
 JOB_RETENTION = 24 * 3600
@@ -135,19 +134,14 @@ class EtcdLeader:
     def __post_init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._writer = FencedWriter(self.store, self.keys, self.leader)
-        self._membership = MembershipWatch(self.keys, self.log)
+        self._membership = MembershipWatch(self.keys, self.own, self.log)
         self._stalls = StallDetector(self._loop.time())
-        self._coordinator: Coordinator | None = None
+        self._driver: Driver | None = None
         self._requests = Range(self.keys.requests, prefix=True)
-        # The requests that were taken, with what is written in their place.
-        self._answers: list[tuple[KeyValue, RequestAnswer]] = []
-        # Those whose answer is not written yet, so that a second reading of the keys does not carry them out twice.
-        self._taken: set[tuple[str, int]] = set()
         self._changes: list[Change] = []
         self._changed = asyncio.Event()
         self._lease = 0
         self._renew_at = 0.0
-        self._write_due = True
         self._readers: frozenset[NodeKey | str] = frozenset()
         self._done = False
 
@@ -158,15 +152,15 @@ class EtcdLeader:
         node.
         """
         try:
-            was_away = self._coordinator is not None
+            was_away = self._driver is not None
             while not self._done:
                 async with self.store.watch([Range(self.keys.nodes, prefix=True), self._requests]) as watch:
-                    revision, coordinator = await self._read_all(was_away)
+                    revision, driver = await self._read_all(was_away)
                     was_away = False
                     watching = asyncio.ensure_future(self._listen(watch, revision))
                     watching.add_done_callback(lambda _: self._changed.set())
                     try:
-                        await self._decide(coordinator, watching)
+                        await self._decide(driver, watching)
                     except (Compacted, StaleWriteApplied):
                         # Unread events were compacted, or an older write was applied.
                         continue
@@ -176,26 +170,25 @@ class EtcdLeader:
         except NotElected:
             return
 
-    async def _read_all(self, was_away: bool) -> tuple[int, Coordinator]:
+    async def _read_all(self, was_away: bool) -> tuple[int, Driver]:
         """Read all keys at one revision; `was_away`: etcd was unavailable before. Raises NotElected."""
         self._changes.clear()
         outcome = await self._writer.read(Range(self.keys.plan), Range(self.keys.nodes, prefix=True), self._requests)
         now = self._loop.time()
-        coordinator = self._coordinator
-        if coordinator is None:
+        driver = self._driver
+        if driver is None:
             self._stalls = StallDetector(now)
-            coordinator = self._set_coordinator(self._take_over(outcome.found.get(self.keys.plan), now))
-        self._compensate_stall(coordinator, now)
-        if was_away:
-            # The leases of other nodes may have expired meanwhile; they take new ones.
-            coordinator.extend_grace(now)
+            coordinator = self._take_over(outcome.found.get(self.keys.plan), now)
+            driver = self._driver = Driver(coordinator, self.log, kept_together=True, begin=self._begin)
+        # After a time away the leases of other nodes may have expired; they take new ones.
+        self._compensate_stall(driver, now, was_away)
         nodes = (current for key, current in outcome.found.items() if key.startswith(self.keys.nodes))
-        self._membership.receive_all(coordinator, nodes, now)
+        self._membership.receive_all(driver, nodes, now)
         for key, current in outcome.found.items():
             if key.startswith(self.keys.requests):
-                self._take_request(coordinator, current, now)
-        self._write_due = self._progress.outdated = True
-        return outcome.revision, coordinator
+                self._take_request(driver, current, now)
+        driver.rewrite()
+        return outcome.revision, driver
 
     def _take_over(self, stored: KeyValue | None, now: float) -> Coordinator:
         if stored is not None:
@@ -212,12 +205,11 @@ class EtcdLeader:
                 # One lease for the whole job, so that none is left for a day after its end.
                 self._lease = stored.lease
                 return Coordinator(self.rules, now, epoch, record.plan, self.return_grace)
-        return Coordinator(self.rules, now, self._first_epoch)
+        return self._begin(now)
 
-    def _set_coordinator(self, coordinator: Coordinator) -> Coordinator:
-        self._coordinator = coordinator
-        self._progress = WaitingThrottle(coordinator)
-        return coordinator
+    def _begin(self, now: float) -> Coordinator:
+        """A coordinator without a predecessor's plan."""
+        return Coordinator(self.rules, now, self._first_epoch)
 
     @property
     def _first_epoch(self) -> int:
@@ -230,119 +222,94 @@ class EtcdLeader:
             self._changes += changes
             self._changed.set()
 
-    async def _decide(self, coordinator: Coordinator, watching: asyncio.Future[None]) -> None:
+    async def _decide(self, driver: Driver, watching: asyncio.Future[None]) -> None:
         """Decide at each change. Raises NotElected, StaleWriteApplied, EtcdUnavailable and Compacted."""
         while True:
             now = self._loop.time()
-            self._compensate_stall(coordinator, now)
+            self._compensate_stall(driver, now)
             changes, self._changes = self._changes, []
             for change in changes:
                 if change.key.startswith(self.keys.requests):
-                    self._take_request(coordinator, change.now, now)
-                elif self._membership.receive(coordinator, change, now):
-                    self._progress.outdated = True
-            await self._renew_job_lease(now)
-            before, coordinator = coordinator, await self._step(coordinator)
-            if coordinator is not before:
-                # It has not taken them.
-                just_begun = RequestAnswer(refusal=JUST_BEGUN)
-                self._answers = [(request, just_begun) for request, _ in self._answers]
-            await self._answer_requests()
-            if coordinator.plan.phase in OVER or self._membership.has_left(self.own):
+                    self._take_request(driver, change.now, now)
+                else:
+                    self._membership.receive(driver, change, now)
+            await self._renew_job_lease(driver, now)
+            await self._step(driver)
+            if driver.coordinator.plan.phase in OVER or self._membership.has_left:
                 self._done = True
                 return
             if watching.done():
                 watching.result()
             if not self._changes:
                 self._changed.clear()
-                await wait_for_event(self._changed, self._wake_at(coordinator) - self._loop.time())
+                await wait_for_event(self._changed, self._wake_at(driver) - self._loop.time())
 
-    def _take_request(self, coordinator: Coordinator, current: KeyValue | None, now: float) -> None:
+    def _take_request(self, driver: Driver, current: KeyValue | None, now: float) -> None:
         """Take a request of an operator, whose key holds the answer once the stored plan contains it."""
-        if current is None or (current.key, current.changed) in self._taken:
+        if current is None:
             return
         try:
             request = decode_record(current.value, OperatorRequest)
         except InvalidMessage:
             # An answer, which its program deletes. Whatever else is written there ends with its lease.
             return
-        self._taken.add((current.key, current.changed))
-        try:
-            self._answers.append((current, RequestAnswer(render(coordinator.request(request, now)))))
+        if driver.arrive(Requested(RequestKey(current.key, current.changed, current.lease), request), now):
             self.log(str(request))
-        except RequestFailed as failed:
-            self._answers.append((current, RequestAnswer(refusal=str(failed))))
 
-    async def _answer_requests(self) -> None:
-        while self._answers:
-            request, answer = self._answers[0]
-            put = Put(request.key, encode_record(answer), request.lease)
-            await self.store.commit(Txn((ModRevisionIs(request.key, request.changed),), (put,)))
-            self._answers.pop(0)
-            self._taken.discard((request.key, request.changed))
+    async def _answer_requests(self, driver: Driver, answers: Mapping[Hashable, Answer]) -> None:
+        for id, answer in answers.items():
+            assert isinstance(id, RequestKey), "the ids of requests are made by `_take_request`"
+            put = Put(id.key, encode_record(RequestAnswer(render(answer.answer), answer.refusal)), id.lease)
+            await self.store.commit(Txn((ModRevisionIs(id.key, id.changed),), (put,)))
+            driver.answered(id)
 
-    def _wake_at(self, coordinator: Coordinator) -> float:
-        times = (coordinator.wake_at(), self._progress.due, self._renew_at, self._stalls.next_check)
+    def _wake_at(self, driver: Driver) -> float:
+        times = (driver.wake_at(), self._renew_at, self._stalls.next_check)
         return min(time for time in times if time is not None)
 
-    def _compensate_stall(self, coordinator: Coordinator, now: float) -> None:
+    def _compensate_stall(self, driver: Driver, now: float, was_away: bool = False) -> None:
         """Do not count time in which this agent was stalled, or etcd unavailable, against any node."""
-        if stalled := self._stalls.stalled_for(now):
-            coordinator.compensate_stall(stalled)
+        stalled = self._stalls.stalled_for(now)
+        if stalled or was_away:
+            driver.arrive(Paused(stalled, cut_off=was_away), now)
 
-    async def _step(self, coordinator: Coordinator) -> Coordinator:
-        """Decide for all reports and for the time that has passed, and write the result. Return the coordinator that
-        decides from then on."""
+    async def _step(self, driver: Driver) -> None:
+        """Decide for all reports and for the time that has passed, and write the result."""
         while True:
             now = self._loop.time()
-            advanced = coordinator.advance(now)
-            while (line := coordinator.take_error()) is not None:
-                self.log(line)
-            if coordinator.superseded:
-                coordinator = self._set_coordinator(self._restart(coordinator, now))
-                continue
-            renewed = self._progress.renew(now, len(coordinator.members), at_once=advanced)
-            readers: frozenset[NodeKey | str] = frozenset((*coordinator.members, *self._membership.mismatched))
-            # A new node that no decision concerns may read a bucket that has not been written yet.
-            self._write_due = self._write_due or advanced or renewed or not readers <= self._readers
-            # Until a plan is recovered from the nodes' reports, each node keeps its assignment.
-            if self._write_due and not coordinator.recovering:
+            writes = driver.turn(now)
+            readers: frozenset[NodeKey | str] = frozenset((*driver.coordinator.members, *self._membership.mismatched))
+            # A new node that no decision concerns may read a bucket that has not been written yet. Until a plan is
+            # recovered from the nodes' reports, each node keeps its assignment.
+            is_new = not driver.coordinator.recovering and not readers <= self._readers
+            if writes.plan is not None or writes.send or is_new:
                 self._readers = readers
-                await self._write(coordinator, now)
-                self._write_due = False
-                for line in coordinator.take_log_lines():
-                    self.log(line)
-            if not advanced:
-                return coordinator
+                await self._write(driver, now)
+            if writes.plan is not None:
+                driver.written(now)
+                continue
+            await self._answer_requests(driver, writes.answers)
+            return
 
-    def _restart(self, before: Coordinator, now: float) -> Coordinator:
-        """A new coordinator, because a node follows a later one, whose plan is not in this store. The stored plan is
-        outdated, and the new coordinator recovers one from the nodes' reports."""
-        coordinator = Coordinator(self.rules, now, self._first_epoch)
-        for member in before.members.values():
-            if member.connected:
-                coordinator.receive(member.report, now)
-        return coordinator
-
-    async def _renew_job_lease(self, now: float) -> None:
+    async def _renew_job_lease(self, driver: Driver, now: float) -> None:
         """Renew the lease with which the keys of the job outlive its nodes."""
         if now >= self._renew_at:
             if not self._lease or not await self.store.renew(self._lease):
                 self._lease = await self.store.grant(JOB_RETENTION)
-                self._write_due = True
+                driver.rewrite()
             self._renew_at = now + JOB_RETENTION / 24
 
-    async def _write(self, coordinator: Coordinator, now: float) -> None:
+    async def _write(self, driver: Driver, now: float) -> None:
         """Store the plan, then the assignments: nothing is sent that is not stored. Raises NotElected,
         StaleWriteApplied."""
-        plan, lease = coordinator.plan, self._lease
+        plan, lease = driver.coordinator.plan, self._lease
         values = {self.keys.plan: encode_record(StoredPlan(encode_rules(self.rules), plan))}
-        messages = messages_by_bucket(coordinator, self._progress.message(now), self._membership.mismatched)
+        messages = messages_by_bucket(driver.coordinator, driver.waiting(now), self._membership.mismatched)
         values |= {self.keys.messages(bucket): encode_record(message) for bucket, message in messages.items()}
         if (wanted := wanted_value(plan)) is not None:
             values[self.keys.wanted] = wanted
         if plan.phase in OVER:
-            if self._membership.has_absent_member(plan):
+            if driver.has_absent:
                 values[self.keys.unaware] = b""
             values[self.keys.over] = plan.phase.value.encode()
             # From now on etcd deletes the keys by itself.
