@@ -64,8 +64,8 @@ class Answer:
 
 @dataclass(frozen=True)
 class Writes:
-    """What to do now, in this order: store `plan` and call `written`; with `send`, send each node its assignment if
-    that has changed; answer the requests, and call `answered` for each. Nothing if it is empty."""
+    """What to do now, in this order: store `plan` and call `Driver.written`; with `send`, send each node its assignment
+    if that has changed; give the `answers`, and call `Driver.answered` for each. Nothing if it is empty."""
 
     plan: Plan | None = None
     send: bool = False
