@@ -59,15 +59,17 @@ def test_an_interrupt_during_the_import_of_the_launcher_prints_no_traceback(tmp_
 
 
 REFUSED = """\
-import itertools, os, sys
+import itertools, os, subprocess, sys
 from dlrover_run.command_line.entry_point import run
 from dlrover_run.command_line.parser import DLROVER_RUN
-fork, count = os.fork, itertools.count(1)
-def refuse():
-    if next(count) == int(sys.argv[1]):
-        raise BlockingIOError(11, "Resource temporarily unavailable")
-    return fork()
-os.fork = refuse
+count = itertools.count(1)
+def refusing(start):
+    def refuse(*args, **options):
+        if next(count) == int(sys.argv[1]):
+            raise BlockingIOError(11, "Resource temporarily unavailable")
+        return start(*args, **options)
+    return refuse
+os.fork, subprocess.Popen = refusing(os.fork), refusing(subprocess.Popen)
 sys.exit(run(DLROVER_RUN, ["--no-python", "true"]))
 """
 
