@@ -98,7 +98,7 @@ def check(nodes: int, world: str) -> Check:
     """Let the nodes join, and answer all that the check asks of them, until they train."""
     truth = draw(nodes, world)
     # A third may be excluded.
-    rules = JobRules(min_nodes=nodes // 2, max_nodes=nodes, policy=HealthRules(check=CHECK_ONCE))
+    rules = JobRules(min_nodes=nodes // 2, max_nodes=nodes, parts=(HealthRules(check=CHECK_ONCE),))
     coordinator = Coordinator(rules, 0.0, 1)
     reports: dict[NodeKey, NodeReport] = {}
     for node in range(nodes):
@@ -112,7 +112,7 @@ def check(nodes: int, world: str) -> Check:
             port=1,
             workers=1,
             preferred_rank=node,
-            policy=health,
+            parts=(health,),
         )
         reports[report.key] = report
         coordinator.receive(report, 0.0)
@@ -125,23 +125,23 @@ def check(nodes: int, world: str) -> Check:
         began = time.process_time()
         coordinator.waiting(1.0)
         done.shown.append(time.process_time() - began)
-        if HealthState.get(coordinator.plan.policy).check is None:
+        if HealthState.get(coordinator.plan.parts).check is None:
             break
         done.rounds += 1
         for key, report in reports.items():
-            task = HealthAssignment.get(coordinator.view(key).policy).check_task
+            task = HealthAssignment.get(coordinator.view(key).parts).check_task
             if task is None:
                 continue
-            part = HealthReport.get(report.policy)
+            part = HealthReport.get(report.parts)
             if task.compute:
                 part = msgspec.structs.replace(part, compute_result=truth.compute(report.address, task.key))
             if task.links:
                 part = msgspec.structs.replace(part, link_result=truth.link(report.address, task))
-            report = msgspec.structs.replace(report, policy=part)
+            report = msgspec.structs.replace(report, parts=(part,))
             reports[key] = report
             coordinator.receive(report, 1.0)
     done.named = sum(
-        health.status.value in ("fault", "straggler") for health in HealthState.get(coordinator.plan.policy).health
+        health.status.value in ("fault", "straggler") for health in HealthState.get(coordinator.plan.parts).health
     )
     return done
 

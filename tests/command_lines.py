@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from dlrover_run.api import LaunchConfig, elastic_launch
 from dlrover_run.cli import parse
-from dlrover_run.coordination.combined_records import CombinedRules
+from dlrover_run.coordination.parts import combine
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.environment import MARKERS
 from dlrover_run.features.hangs.stalls.rules import StallRules
@@ -87,9 +87,8 @@ def job(line: str, **environ: str) -> JobSpec:
 
 def watched(rules: JobRules) -> JobRules:
     """Return these rules with what a job has by default: stragglers are looked for, and stalls of several nodes."""
-    parts = (rules.policy, StallRules(watched=1) if rules.max_nodes > 1 else None, StragglerRules(watched=1))
-    found = tuple(part for part in parts if part is not None)
-    return replace(rules, policy=found[0] if len(found) == 1 else CombinedRules(found))
+    stalls = (StallRules(watched=1),) if rules.max_nodes > 1 else ()
+    return replace(rules, parts=combine(rules.parts, stalls, (StragglerRules(watched=1),)))
 
 
 def error(line: str, **environ: str) -> str:

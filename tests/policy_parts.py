@@ -15,7 +15,8 @@ from dlrover_run.coordination.model import (
     Plan,
     rank_assignments,
 )
-from dlrover_run.coordination.policy_records import PolicyRecord, PolicyReport
+from dlrover_run.coordination.parts import Part, ReportPart
+from dlrover_run.coordination.parts import with_part as parts_with
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.features.node_check.decision.model import HealthAssignment, HealthReport, HealthState
 from dlrover_run.features.node_check.decision.rules import HealthRules
@@ -27,7 +28,7 @@ from tf_ps_runner.cluster.rules import ClusterRules
 Record = TypeVar("Record", bound=msgspec.Struct)
 
 
-def running_report(plan: Plan, member: Member, part: PolicyReport | None = None, **changes: Any) -> NodeReport:
+def running_report(plan: Plan, member: Member, part: ReportPart | None = None, **changes: Any) -> NodeReport:
     """Return what a member of the round of the plan reports while its workers run, with the part of a policy."""
     report = NodeReport(
         node_id=member.node_id,
@@ -40,60 +41,60 @@ def running_report(plan: Plan, member: Member, part: PolicyReport | None = None,
         ranks=rank_assignments(plan)[member.key],
         known_round=plan.key,
         epoch=plan.epoch,
-        policy=part,
+        parts=() if part is None else (part,),
     )
     return msgspec.structs.replace(report, **changes)
 
 
 def check_state(plan: Plan) -> HealthState:
     """Return the state of the health check."""
-    return HealthState.get(plan.policy)
+    return HealthState.get(plan.parts)
 
 
 def check_report(report: NodeReport) -> HealthReport:
     """Return the part of the health check in a report."""
-    return HealthReport.get(report.policy)
+    return HealthReport.get(report.parts)
 
 
 def check_part(assignment: Assignment | NodeView) -> HealthAssignment:
     """Return the part of the health check in an assignment."""
-    return HealthAssignment.get(assignment.policy)
+    return HealthAssignment.get(assignment.parts)
 
 
 def check_rules(rules: JobRules) -> HealthRules:
     """Return the rules of the health check."""
-    return HealthRules.get(rules.policy)
+    return HealthRules.get(rules.parts)
 
 
 def cluster_of(plan: Plan) -> Cluster | None:
     """Return the cluster of a job with parameter servers."""
-    return Cluster.find(plan.policy)
+    return Cluster.find(plan.parts)
 
 
 def tasks_of(report: NodeReport) -> NodeTasks | None:
     """Return the part of parameter servers in a report: the tasks of the node."""
-    return NodeTasks.find(report.policy)
+    return NodeTasks.find(report.parts)
 
 
 def order_of(assignment: Assignment | NodeView) -> NodeOrder | None:
     """Return the part of parameter servers in an assignment: the order of the node."""
-    return NodeOrder.find(assignment.policy)
+    return NodeOrder.find(assignment.parts)
 
 
 def cluster_rules(rules: JobRules) -> ClusterRules:
     """Return the rules of a job with parameter servers."""
-    return ClusterRules.get(rules.policy)
+    return ClusterRules.get(rules.parts)
 
 
-def with_part(record: Record, kind: type[PolicyRecord], **changes: Any) -> Record:
+def with_part(record: Record, kind: type[Part], **changes: Any) -> Record:
     """Return the record with these changes in the part of its policy."""
-    part = kind.get(record.policy)  # type: ignore[attr-defined]
-    return msgspec.structs.replace(record, policy=msgspec.structs.replace(part, **changes))  # type: ignore[type-var]
+    part = kind.get(record.parts)  # type: ignore[attr-defined]
+    return msgspec.structs.replace(record, parts=parts_with(record.parts, msgspec.structs.replace(part, **changes)))  # type: ignore[type-var]
 
 
-def fold(kind: type[PolicyRecord], fields: dict[str, Any], part: PolicyRecord | None = None) -> dict[str, Any]:
-    """Return the fields of a record, with the fields of a policy's part moved into `policy`; `part` is the former
-    part."""
+def fold(kind: type[Part], fields: dict[str, Any], parts: tuple[Part, ...] = ()) -> dict[str, Any]:
+    """Return the fields of a record, with the fields of a feature's part moved into `parts`, which are the former
+    ones."""
     own = {name: fields[name] for name in kind.__struct_fields__ if name in fields}  # type: ignore[attr-defined]
     others = {name: value for name, value in fields.items() if name not in own}
-    return {**others, "policy": msgspec.structs.replace(kind.get(part), **own)} if own else others  # type: ignore[type-var]
+    return {**others, "parts": parts_with(parts, msgspec.structs.replace(kind.get(parts), **own))} if own else others  # type: ignore[type-var]

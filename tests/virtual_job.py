@@ -75,8 +75,8 @@ class VirtualJob:
             )
             if self.truth is not None:
                 computed = None if name in self.mute else self.truth.compute(status.address)
-                status = msgspec.structs.replace(status, policy=HealthReport(compute_result=computed, check_port=1))
-            self.statuses[name] = msgspec.structs.replace(status, **fold(HealthReport, changes, status.policy))
+                status = msgspec.structs.replace(status, parts=(HealthReport(compute_result=computed, check_port=1),))
+            self.statuses[name] = msgspec.structs.replace(status, **fold(HealthReport, changes, status.parts))
             self.away.discard(name)
             self.coordinator.receive(self.statuses[name], self.now)
         self.settle()
@@ -84,7 +84,7 @@ class VirtualJob:
     def report(self, name: str, **changes: object) -> None:
         """Send a report of a node with these changes. It is received unless the connection of the node has ended."""
         status = self.statuses[name]
-        self.statuses[name] = msgspec.structs.replace(status, **fold(HealthReport, changes, status.policy))
+        self.statuses[name] = msgspec.structs.replace(status, **fold(HealthReport, changes, status.parts))
         if name not in self.away:
             self.coordinator.receive(self.statuses[name], self.now)
             self.settle()
@@ -181,7 +181,7 @@ class VirtualJob:
             after = msgspec.structs.replace(after, link_result=self.truth.link(status.address, task))
         if after == before:
             return False
-        self.statuses[name] = msgspec.structs.replace(status, policy=after)
+        self.statuses[name] = msgspec.structs.replace(status, parts=(after,))
         self.coordinator.receive(self.statuses[name], self.now)
         return True
 

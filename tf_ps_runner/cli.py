@@ -21,7 +21,7 @@ from dlrover_run.command_line.ignored_flags import rendezvous_warnings, stall_wa
 from dlrover_run.command_line.parser import CommandLine, FlagValues, UsageError, parse_argv
 from dlrover_run.command_line.rdzv_conf import AUTOSCALE, RdzvConf
 from dlrover_run.command_line.rendezvous_options import Rendezvous, RendezvousArgs
-from dlrover_run.coordination.combined_records import combine
+from dlrover_run.coordination.parts import with_part
 from dlrover_run.coordination.rules import MAX_NODES, JobRules
 from dlrover_run.exit_reasons import ExitScheme
 from dlrover_run.spec import (
@@ -259,8 +259,8 @@ def _autoscale(flags: FlagValues, cluster: ClusterRules, conf: RdzvConf, warning
 
 
 def _rules(rendezvous: Rendezvous, conf: RdzvConf, cluster: ClusterRules, autoscale: AutoscaleRules | None) -> JobRules:
-    policy = combine([cluster, autoscale])
-    rules = replace(conf.rules, min_nodes=rendezvous.min_nodes, max_nodes=rendezvous.max_nodes, policy=policy)
+    parts = (cluster,) if autoscale is None else with_part((autoscale,), cluster)
+    rules = replace(conf.rules, min_nodes=rendezvous.min_nodes, max_nodes=rendezvous.max_nodes, parts=parts)
     rules = rendezvous_options.adjust_rules(rules, rendezvous, conf)
     if problem := rules.problem():
         raise SpecError(f"This job is not possible: {problem}.")

@@ -43,4 +43,4 @@ async def scale(
     )
     if size == ScaleRequest():
         raise UsageError("Nothing to change: give --ps=N, --workers=N or both.")
-    return await request_size(asker, OperatorRequest(Action.SCALE, by=requester(), policy=size))
+    return await request_size(asker, OperatorRequest(Action.SCALE, by=requester(), part=size))

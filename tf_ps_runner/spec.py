@@ -20,7 +20,7 @@ after as many again SIGKILL: a worker that is blocked in TensorFlow reacts to no
 class PsJobSpec:
     """One job with parameter servers as one node sees it.
 
-    `job` is the entry point, the rendezvous and the limits of the job (`job.rules.policy`); its `start_method` and
+    `job` is the entry point, the rendezvous and the limits of the job (`job.rules.parts`); its `start_method` and
     `preload` are those of the tasks. `capacity` is the number of tasks of each role that this node can host. `sparse`
     gives a task only the addresses of itself, the chief and the servers. `hang_timeout` is the time in seconds without
     a new global step that counts as a failure of the chief, 0 for no limit. `grace` is the time in seconds

@@ -52,7 +52,7 @@ async def _found(changed: asyncio.Event, find: Callable[[], T | None]) -> T:
 async def check(workers: int) -> None:
     """Check this node once, and report the end of each step."""
     entrypoint = Entrypoint("script", __file__, python=sys.executable)
-    rules = JobRules(policy=HealthRules(check=CHECK_ONCE))
+    rules = JobRules(parts=(HealthRules(check=CHECK_ONCE),))
     spec = JobSpec(
         entrypoint, "check-cost", workers, rules, backend="master", start_method="forkserver", preload=PRELOAD
     )
@@ -66,19 +66,19 @@ async def check(workers: int) -> None:
 
         def computed() -> ComputeResult | None:
             runner.update(None)
-            return HealthReport.get(runner.add_to_report(blank).policy).compute_result
+            return HealthReport.get(runner.add_to_report(blank).parts).compute_result
 
         if problem := (await _found(changed, computed)).problem:
             raise SystemExit(problem)
         report("task-computed")
         if workers > 1:
-            end = LinkEnd(0, ADDRESS, HealthReport.get(runner.add_to_report(blank).policy).check_port, workers)
+            end = LinkEnd(0, ADDRESS, HealthReport.get(runner.add_to_report(blank).parts).check_port, workers)
             key = CheckKey(epoch=1, number=1, round=0)
             task = CheckTask(key=key, node=0, compute=False, links=((end,),), timeout=TIMEOUT)
 
             def linked() -> LinkResults | None:
                 runner.update(task)
-                return HealthReport.get(runner.add_to_report(blank).policy).link_result
+                return HealthReport.get(runner.add_to_report(blank).parts).link_result
 
             if problem := (await _found(changed, linked)).results[0].problem:
                 raise SystemExit(problem)

@@ -263,7 +263,7 @@ class Agent:
     @property
     def _is_over(self) -> bool:
         assignment = self._client.assignment
-        dismissed = assignment.policy is not None and assignment.policy.dismisses
+        dismissed = assignment.dismisses
         return dismissed or assignment.phase in OVER or self._client.problem is not None
 
     async def _conclude(self, error: Exception | None) -> JobResult:

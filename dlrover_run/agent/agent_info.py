@@ -7,7 +7,6 @@ import shlex
 import time
 
 from dlrover_run.agent.node_state import NodeState
-from dlrover_run.coordination.policy_records import PROGRAM
 from dlrover_run.features.local_nodes.nodes import CLUSTER_VARIABLE
 from dlrover_run.features.operate.protocol import MAX_SCRIPT, AgentInfo
 from dlrover_run.spec import JobSpec
@@ -18,7 +17,7 @@ def agent_info(job: JobSpec, node: NodeState, log: str, began: float) -> AgentIn
     """The agent of this process, which began at that time of the monotonic clock; `log` is its event log."""
     return AgentInfo(
         job=job.display_name,
-        program=PROGRAM if job.rules.policy is None else job.rules.policy.program,
+        program=job.rules.program,
         backend=job.backend,
         host=node.host,
         node_id=node.node_id,

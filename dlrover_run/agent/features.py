@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from dlrover_run.agent.framework import AgentServices
 from dlrover_run.coordination.model import Assignment, NodeReport, RoundKey
-from dlrover_run.coordination.policy_records import applies, has_part
+from dlrover_run.coordination.parts import applies, has_part
 from dlrover_run.features.observe.page import Progress
 from dlrover_run.features.observe.progress_reporter import ProgressReporter
 from dlrover_run.workers.round import WorkerRound
@@ -49,7 +49,7 @@ class Features:
         self._reporter = reporter
         self._read = read
         self._on_formed = on_formed
-        if applies(services.job.rules.policy, "health"):
+        if applies(services.job.rules.parts, "health"):
             self._begin_checks()
 
     @property
@@ -64,17 +64,17 @@ class Features:
     def open(self) -> None:
         """Begin what workers need at their start. Raises OSError."""
         services = self._services
-        if applies(services.job.rules.policy, "survivors"):
+        if applies(services.job.rules.parts, "survivors"):
             from dlrover_run.features.survivors.survivors import Survivors
 
             self.survivors = Survivors(self._on_formed, services.wake, services.console.info)
 
     def begin(self, assignment: Assignment) -> None:
         """Begin what the job has by this assignment, whether or not the command line of this node asks for it."""
-        waiting = None if assignment.waiting is None else assignment.waiting.policy
-        if self.checks is None and (has_part(assignment.policy, "health") or has_part(waiting, "health")):
+        waiting = () if assignment.waiting is None else assignment.waiting.parts
+        if self.checks is None and (has_part(assignment.parts, "health") or has_part(waiting, "health")):
             self._begin_checks()
-        if self.autoscaler is None and has_part(assignment.policy, "autoscale"):
+        if self.autoscaler is None and has_part(assignment.parts, "autoscale"):
             from dlrover_run.features.autoscale.autoscaler import Autoscaler
 
             self.autoscaler = Autoscaler(self._services, self._read, self._services.orphans.kill_session)

@@ -166,13 +166,12 @@ def resolve_result(end: JobEnd, scheme: ExitScheme) -> JobResult:
 
 def _dismissal(end: JobEnd) -> NodeHealth | None:
     """The health check result of this node if it leaves because of it, else None."""
-    part = end.assignment.policy
-    if part is None or not part.dismisses or end.assignment.phase is PlanPhase.FINISHED:
+    if not end.assignment.dismisses or end.assignment.phase is PlanPhase.FINISHED:
         return None
     # Imported only here: other jobs have no health check.
     from dlrover_run.features.node_check.decision.model import HealthAssignment
 
-    return HealthAssignment.get(part).health if end.error is None and end.stopped_by is None else None
+    return HealthAssignment.get(end.assignment.parts).health if end.error is None and end.stopped_by is None else None
 
 
 def _explain_dismissal(node_health: NodeHealth) -> str:

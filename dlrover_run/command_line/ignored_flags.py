@@ -9,7 +9,7 @@ from dlrover_run.command_line.parser import FlagValues
 from dlrover_run.command_line.rdzv_conf import Key, RdzvConf
 from dlrover_run.command_line.rendezvous_options import LOCAL_MASTER, MASTER_VARIABLE, Rendezvous
 from dlrover_run.command_line.suggestions import closest
-from dlrover_run.coordination.policy_records import applies
+from dlrover_run.coordination.parts import applies
 from dlrover_run.spec import JobSpec
 
 _PASSWORD_INSTEAD_OF_TOKEN = {
@@ -72,7 +72,7 @@ def flag_warnings(flags: FlagValues, spec: JobSpec, conf: RdzvConf, environ: Map
         )
     yield from stall_warnings(flags, spec)
     yield from _survivor_warnings(flags, spec)
-    if not applies(spec.rules.policy, "health"):
+    if not applies(spec.rules.parts, "health"):
         names = ["straggler_threshold"]
         if flags.is_on("exclude_straggler"):
             names.insert(0, "exclude_straggler")

@@ -11,7 +11,7 @@ from dlrover_run.command_line.options import CHECK_MODES
 from dlrover_run.command_line.parser import FlagValues
 from dlrover_run.command_line.rdzv_conf import RdzvConf
 from dlrover_run.command_line.rendezvous_options import Rendezvous
-from dlrover_run.coordination.combined_records import with_part
+from dlrover_run.coordination.parts import with_part
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.spec import FlagValue, SpecError
 
@@ -80,13 +80,13 @@ def add_health_check(flags: FlagValues, rendezvous: Rendezvous, rules: JobRules)
         # The other fields keep their defaults, so that nodes are not warned of a difference that has no effect.
         return rules, warnings
     part = replace(
-        HealthRules.get(rules.policy),
+        HealthRules.get(rules.parts),
         check=mode,
         straggler_threshold=threshold,
         exclude_stragglers=int(flags.is_on("exclude_straggler")),
         measure_links=int(measure_links),
     )
-    return replace(rules, policy=with_part(rules.policy, part)), warnings
+    return replace(rules, parts=with_part(rules.parts, part)), warnings
 
 
 def _check_mode(source: str, text: str) -> int:
@@ -116,12 +116,12 @@ def add_stalls(flags: FlagValues, rendezvous: Rendezvous, rules: JobRules) -> Jo
         return rules
     from dlrover_run.features.hangs.stragglers.rules import StragglerRules
 
-    rules = replace(rules, policy=with_part(rules.policy, StragglerRules(watched=1)))
+    rules = replace(rules, parts=with_part(rules.parts, StragglerRules(watched=1)))
     if alone:
         return rules
     from dlrover_run.features.hangs.stalls.rules import StallRules
 
-    return replace(rules, policy=with_part(rules.policy, StallRules(watched=1)))
+    return replace(rules, parts=with_part(rules.parts, StallRules(watched=1)))
 
 
 def add_survivors(flags: FlagValues, rendezvous: Rendezvous, rules: JobRules) -> JobRules:
@@ -135,7 +135,7 @@ def add_survivors(flags: FlagValues, rendezvous: Rendezvous, rules: JobRules) ->
 
     timeout = RECONFIGURE_TIMEOUT if seconds is None else seconds
     part = SurvivorsRules(reconfigure_timeout=timeout, start_timeout=max(START_TIMEOUT, timeout))
-    return replace(rules, policy=with_part(rules.policy, part))
+    return replace(rules, parts=with_part(rules.parts, part))
 
 
 def add_autoscale(
@@ -166,7 +166,7 @@ def add_autoscale(
     part = replace(AutoscaleRules(), scaling=scaling, command=int(command is not None), **conf.autoscale)
     if problem := part.problem():
         raise SpecError(f"{given.source} is not possible: {problem}.")
-    return replace(rules, policy=with_part(rules.policy, part))
+    return replace(rules, parts=with_part(rules.parts, part))
 
 
 def find_scale_command(flags: FlagValues, environ: Mapping[str, str]) -> tuple[str, ...]:

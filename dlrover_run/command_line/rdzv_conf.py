@@ -274,7 +274,7 @@ def parse(source: str, text: str) -> RdzvConf:
     if timeout is not None:
         from dlrover_run.features.node_check.decision.rules import HealthRules
 
-        job_rules = replace(job_rules, policy=HealthRules(check_timeout=timeout))
+        job_rules = replace(job_rules, parts=(HealthRules(check_timeout=timeout),))
     return RdzvConf(
         rules=job_rules,
         **_fields(source, parsed),

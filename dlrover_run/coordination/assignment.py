@@ -31,10 +31,10 @@ EMPTY_VIEW = NodeView()
 def node_views(policy: Policy, plan: Plan) -> dict[NodeKey, NodeView]:
     """The part of each node that has one."""
     ranks = rank_assignments(plan) if policy.has_rounds else {}
-    given = policy.tasks(plan, ranks)
+    given = policy.assigned(plan, ranks)
     drained = frozenset(plan.draining)
     return {
-        key: NodeView(ranks=ranks.get(key), policy=given.get(key), drains=key in drained)
+        key: NodeView(ranks=ranks.get(key), parts=given.get(key, ()), drains=key in drained)
         for key in dict.fromkeys([*ranks, *given, *plan.draining])
     }
 
@@ -128,8 +128,8 @@ def affects_nodes(before: Plan, plan: Plan) -> bool:
 def continued_assignment(policy: Policy, plan: Plan, report: NodeReport, waiting: Waiting | None) -> Assignment:
     """The assignment with which a node continues what the last coordinator that it obeyed assigned to it."""
     ranks = report.ranks
-    continued = policy.continued(report)
-    works = ranks is not None or continued is not None
+    continued = policy.continued_parts(report)
+    works = ranks is not None or bool(continued)
     return Assignment(
         epoch=plan.epoch,
         phase=PlanPhase.TRAINING if works else PlanPhase.GATHERING,
@@ -138,5 +138,5 @@ def continued_assignment(policy: Policy, plan: Plan, report: NodeReport, waiting
         reasons=plan.reasons,
         ranks=ranks,
         waiting=None if works else waiting,
-        policy=continued,
+        parts=continued,
     )

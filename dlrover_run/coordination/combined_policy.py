@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
-from dlrover_run.coordination.combined_records import combine
 from dlrover_run.coordination.decision import MAX_STEPS, Deadline, Decision, Unsettled
 from dlrover_run.coordination.membership import Members, MemberState
 from dlrover_run.coordination.model import OVER, Member, NodeKey, NodeReport, Plan, RankAssignment, Waiting
+from dlrover_run.coordination.parts import AssignmentPart, RequestPart, combine
 from dlrover_run.coordination.policy import Accepted, Policy
-from dlrover_run.coordination.policy_records import PolicyAssignment, PolicyRequest
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.words.reasons import Reason, Reasons, chain
 
@@ -88,8 +87,7 @@ class CombinedPolicy(Policy):
         super().__init__(rules)
         self._named = policies
         self._policies = tuple(policies.values())
-        parts = () if rules.policy is None else rules.policy.each()
-        self._alone = next((policies[part.policy_name] for part in parts if not part.has_rounds), None)
+        self._alone = next((policies[part.feature] for part in rules.parts if not part.has_rounds), None)
         self.needs_gathering = any(one.needs_gathering for one in self._policies)
         self.watches_spares = any(one.watches_spares for one in self._policies)
         self.chooses_size = any(one.chooses_size for one in self._policies)
@@ -142,16 +140,19 @@ class CombinedPolicy(Policy):
         recover = super().recover_job if self._alone is None else self._alone.recover_job
         return recover(plan, reports, grace_over, now)
 
-    def continued(self, report: NodeReport) -> PolicyAssignment | None:
-        return combine(one.continued(report) for one in self._policies)
+    def continued_parts(self, report: NodeReport) -> tuple[AssignmentPart, ...]:
+        return combine(*(one.continued_parts(report) for one in self._policies))
 
-    def tasks(self, plan: Plan, ranks: Mapping[NodeKey, RankAssignment]) -> Mapping[NodeKey, PolicyAssignment]:
-        given = [one.tasks(plan, ranks) for one in self._policies]
-        keys = dict.fromkeys(key for tasks in given for key in tasks)
-        found = ((key, combine(tasks.get(key) for tasks in given)) for key in keys)
-        return {key: part for key, part in found if part is not None}
+    def assigned(
+        self, plan: Plan, ranks: Mapping[NodeKey, RankAssignment]
+    ) -> Mapping[NodeKey, tuple[AssignmentPart, ...]]:
+        found: dict[NodeKey, tuple[AssignmentPart, ...]] = {}
+        for one in self._policies:
+            for key, parts in one.assigned(plan, ranks).items():
+                found[key] = combine(found.get(key, ()), parts)
+        return found
 
-    def scale(self, plan: Plan, members: Members, request: PolicyRequest, by: str, now: float) -> Accepted | None:
+    def scale(self, plan: Plan, members: Members, request: RequestPart, by: str, now: float) -> Accepted | None:
         found = (one.scale(plan, members, request, by, now) for one in self._policies)
         return next((accepted for accepted in found if accepted is not None), None)
 
@@ -161,7 +162,7 @@ class CombinedPolicy(Policy):
         shown = [waiting for waiting in found if waiting is not None]
         if not shown:
             return None
-        return Waiting(shown[0].reasons, shown[0].seconds, combine(waiting.policy for waiting in shown))
+        return Waiting(shown[0].reasons, shown[0].seconds, combine(*(waiting.parts for waiting in shown)))
 
     def removals(self, plan: Plan, members: Members) -> Reasons:
         return chain((), *(reason for one in self._policies for reason in one.removals(plan, members)))

@@ -7,9 +7,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from dlrover_run.coordination.combined_records import with_part
 from dlrover_run.coordination.model import Plan, PlanPhase
-from dlrover_run.coordination.policy_records import PolicyState
+from dlrover_run.coordination.parts import PlanPart, with_part
 from dlrover_run.words.reasons import Reasons
 
 MAX_STEPS = 20_000
@@ -75,11 +74,11 @@ class Decision(NamedTuple):
         return min((deadline.at for deadline in self.deadlines), default=None)
 
 
-def update_plan(plan: Plan, now: float, *, policy: PolicyState | None = None, **changes: Any) -> Plan:
-    """The plan with those changes, written at job time `now`. A part of a policy replaces that of the same policy
+def update_plan(plan: Plan, now: float, *, part: PlanPart | None = None, **changes: Any) -> Plan:
+    """The plan with those changes, written at job time `now`. `part` replaces that of the same feature
     only."""
-    if policy is not None:
-        changes["policy"] = with_part(plan.policy, policy)
+    if part is not None:
+        changes["parts"] = with_part(plan.parts, part)
     return msgspec.structs.replace(plan, clock=now, **changes)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from typing import Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import msgspec
 from msgspec import Meta
@@ -26,10 +26,19 @@ from dlrover_run.coordination.bounds import (
     SignalName,
     Total,
 )
-from dlrover_run.coordination.policy_records import PolicyAssignment, PolicyProgress, PolicyReport, PolicyState
+from dlrover_run.coordination.parts import (
+    AssignmentPart,
+    PlanPart,
+    ReportPart,
+    WaitingPart,
+    check_parts,
+)
 from dlrover_run.coordination.rules import DesiredSize
 from dlrover_run.words.reasons import BoundedReasons, Code, Reason, render
 from dlrover_run.words.text import node_name
+
+if TYPE_CHECKING:
+    from dlrover_run.coordination.size_choice import SizeChoice
 
 
 class NodePhase(enum.StrEnum):
@@ -152,8 +161,8 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     have written a checkpoint. `saves` is set once they have marked a checkpoint, and `saved_for` is the planned change
     after whose announcement they have marked one. `preparing` is set while a node without ranks imports what its
     workers need, which they would wait for. `program` names what it is to run. `preferred_rank` is the node rank that
-    the user gave it. `policy` is what it reports to the job's policy. `ended_by` names the signal for which it leaves,
-    or has left; it is empty where there is none.
+    the user gave it. `parts` are what it reports to the features of the job. `ended_by` names the signal for
+    which it leaves, or has left; it is empty where there is none.
     `activity` is what its tasks do, which only a status shows.
     """
 
@@ -176,9 +185,12 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     saved_for: PlannedChange | None = None
     preparing: bool = False
     failure: Failure | None = None
-    policy: PolicyReport | None = None
+    parts: tuple[ReportPart, ...] = ()
     ended_by: SignalName = ""
     activity: NodeActivity | None = None
+
+    def __post_init__(self) -> None:
+        check_parts(self.parts)
 
     @property
     def key(self) -> NodeKey:
@@ -222,12 +234,12 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     round, `members` its nodes in the order of their ranks; while GATHERING those of the last round, whose ranks are
     kept for them. `since` is when the phase began. `restart_count` failures were answered with a new round, at the
     times `restart_times`. `early_failures` rounds in succession failed before any worker made progress. `failure` is
-    what ended the last round, if a worker did. `reasons` are the codes of why the plan is as it is. `policy` is
-    the state of the job's policy. `draining` are nodes that an operator has asked to leave, `to_drain` those that are
-    to leave with the planned change. `saves` is set once a worker of the job has marked a checkpoint. `change` is the
-    planned change that waits for the next one. `desired` is the size that an operator has asked for.
-    `quorum` is how many of `members` have to be here before the next round, 0 for any number: after a succession others
-    of them may still have the old master.
+    what ended the last round, if a worker did. `reasons` are the codes of why the plan is as it is. `parts` are
+    the states of the job's features. `draining` are nodes that an operator has asked to leave, `to_drain` those that
+    are to leave with the planned change. `saves` is set once a worker of the job has marked a checkpoint. `change` is
+    the planned change that waits for the next one. `desired` is the size that an operator has asked for. `quorum` is
+    how many of `members` have to be here before the next round, 0 for any number: after a succession others of them
+    may still have the old master.
     """
 
     epoch: int = 0
@@ -243,7 +255,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     early_failures: int = 0
     failure: Failure | None = None
     reasons: BoundedReasons = (Code.NO_REPORT_YET(),)
-    policy: PolicyState | None = None
+    parts: tuple[PlanPart, ...] = ()
     draining: tuple[NodeKey, ...] = ()
     to_drain: tuple[NodeKey, ...] = ()
     saves: bool = False
@@ -251,26 +263,37 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     desired: DesiredSize | None = None
     quorum: int = 0
 
+    def __post_init__(self) -> None:
+        check_parts(self.parts)
+
     @property
     def reason(self) -> str:
         return render(self.reasons)
 
     @property
     def wanted_nodes(self) -> int:
-        """How many nodes a policy wants a round to have, 0 for as many as may be. A size that an operator has fixed
-        takes precedence."""
-        if self.policy is None or (self.desired is not None and self.desired.fixed):
+        """The fewest nodes that a feature wants a round to have, 0 for as many as may be. A size that an operator has
+        fixed takes precedence."""
+        if self.desired is not None and self.desired.fixed:
             return 0
-        return self.policy.wanted_nodes
+        return min((part.wanted_nodes for part in self.parts if part.wanted_nodes), default=0)
+
+    @property
+    def size_choice(self) -> SizeChoice | None:
+        """What the feature that chooses the number of nodes wants, and why; None in a job without one."""
+        return next((choice for part in self.parts if (choice := part.size_choice) is not None), None)
 
 
 class Waiting(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a node without ranks waits for, and how many seconds at most from now, None for no limit. `policy` is what
-    the job's policy shows meanwhile."""
+    """What a node without ranks waits for, and how many seconds at most from now, None for no limit. `parts` are what
+    the features of the job show meanwhile."""
 
     reasons: BoundedReasons
     seconds: float | None = None
-    policy: PolicyProgress | None = None
+    parts: tuple[WaitingPart, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_parts(self.parts)
 
     @property
     def text(self) -> str:
@@ -298,20 +321,39 @@ Successors = Annotated[tuple[Name, ...], Meta(max_length=MAX_SUCCESSORS)]
 
 class NodeView(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """One node's own part of its assignment, which no other node receives. `ranks` is None for a node without ranks in
-    the round. `policy` is what the job's policy assigns to the node. `peers` are some other nodes on other machines,
+    the round. `parts` are what the features of the job assign to the node. `peers` are some nodes on other machines,
     `successors` the addresses of the nodes that may start the next master, in the order of their ranks. `drains` asks
     the node to leave."""
 
     ranks: RankAssignment | None = None
-    policy: PolicyAssignment | None = None
+    parts: tuple[AssignmentPart, ...] = ()
     peers: Peers = ()
     successors: Successors = ()
     drains: bool = False
 
+    def __post_init__(self) -> None:
+        check_parts(self.parts)
+
     @property
     def waits(self) -> bool:
         """Whether the node has nothing to run in the job, and waits until it has."""
-        return self.ranks is None and (self.policy is None or not self.policy.has_tasks)
+        return self.ranks is None and not any(part.has_tasks for part in self.parts)
+
+    @property
+    def dismisses(self) -> bool:
+        """Whether the node is to leave the job."""
+        return any(part.dismisses for part in self.parts)
+
+    @property
+    def is_announced(self) -> bool:
+        """Whether the node prints all of what came of its parts itself, so that only warnings of the coordinator are
+        printed. A line that is printed twice is better than one that is lost."""
+        return bool(self.parts) and all(part.is_announced for part in self.parts)
+
+    @property
+    def is_checking(self) -> bool:
+        """Whether the node has something to try before it may train."""
+        return any(part.is_checking for part in self.parts)
 
 
 class Assignment(NodeView, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):

@@ -97,7 +97,7 @@ def _resize(policy: Policy, plan: Plan, members: Members, ranked: list[MemberSta
     )
     number = {"after": len(ranked), "before": len(plan.members)}
     by = "an operator" if plan.desired is None else plan.desired.by or "an operator"
-    choice = None if plan.policy is None or not policy.rules.wanted_nodes else plan.policy.size_choice
+    choice = plan.size_choice if policy.rules.wanted_nodes else None
     reason = Code.SCALED_UP(names=joined, **number) if joined else Code.SCALED_DOWN(by=by, **number)
     if choice is not None and not joined:
         reason = Code.RESIZED(**number)

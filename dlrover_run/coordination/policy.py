@@ -32,7 +32,7 @@ from typing import NamedTuple
 from dlrover_run.coordination.decision import Deadline, Decision
 from dlrover_run.coordination.membership import Members, MemberState
 from dlrover_run.coordination.model import Member, NodeKey, NodeReport, Plan, RankAssignment, Waiting
-from dlrover_run.coordination.policy_records import PolicyAssignment, PolicyRequest
+from dlrover_run.coordination.parts import AssignmentPart, RequestPart
 from dlrover_run.coordination.recovery import recover_plan
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.words.reasons import Reason, Reasons
@@ -53,7 +53,7 @@ class Policy:
     watches_spares = False
     """Whether the policy acts on nodes without ranks while a round runs."""
     chooses_size = False
-    """Whether the policy may want fewer nodes than are here (`PolicyState.wanted_nodes`)."""
+    """Whether the policy may want fewer nodes than are here (`PlanPart.wanted_nodes`)."""
 
     def __init__(self, rules: JobRules) -> None:
         self.rules = rules
@@ -61,7 +61,7 @@ class Policy:
     @property
     def has_rounds(self) -> bool:
         """Whether nodes have ranks in rounds; else the policy decides alone."""
-        return self.rules.policy is None or self.rules.policy.has_rounds
+        return self.rules.has_rounds
 
     def decide(self, plan: Plan, members: Members, now: float) -> Decision | None:
         """The whole decision, for a job without rounds; None where the core decides."""
@@ -133,7 +133,7 @@ class Policy:
 
     # What an operator requests.
 
-    def scale(self, plan: Plan, members: Members, request: PolicyRequest, by: str, now: float) -> Accepted | None:
+    def scale(self, plan: Plan, members: Members, request: RequestPart, by: str, now: float) -> Accepted | None:
         """What follows from a request for another size; None for one that this policy does not know. `by` is who
         requests it. Raises RequestFailed."""
         return None
@@ -160,15 +160,26 @@ class Policy:
         """The plan of a running job, rebuilt from reports; see `recovery.recover_plan`."""
         return recover_plan(plan, reports, grace_over)
 
-    def continued(self, report: NodeReport) -> PolicyAssignment | None:
+    def continued(self, report: NodeReport) -> AssignmentPart | None:
         """The part of the assignment with which a node continues until the plan is rebuilt."""
         return None
 
+    def continued_parts(self, report: NodeReport) -> tuple[AssignmentPart, ...]:
+        """The parts of the assignment with which a node continues until the plan is rebuilt."""
+        part = self.continued(report)
+        return () if part is None else (part,)
+
     # What nodes receive.
 
-    def tasks(self, plan: Plan, ranks: Mapping[NodeKey, RankAssignment]) -> Mapping[NodeKey, PolicyAssignment]:
+    def tasks(self, plan: Plan, ranks: Mapping[NodeKey, RankAssignment]) -> Mapping[NodeKey, AssignmentPart]:
         """Of each node that the policy concerns: what the policy assigns to it."""
         return {}
+
+    def assigned(
+        self, plan: Plan, ranks: Mapping[NodeKey, RankAssignment]
+    ) -> Mapping[NodeKey, tuple[AssignmentPart, ...]]:
+        """The parts of the assignment of each node that has one."""
+        return {key: (part,) for key, part in self.tasks(plan, ranks).items()}
 
     def waiting(self, plan: Plan, members: Members, seconds: float | None, now: float) -> Waiting | None:
         """What nodes without ranks wait for, if that is the policy's. `seconds` is the time until the next deadline

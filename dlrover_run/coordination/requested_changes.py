@@ -12,7 +12,6 @@ from dlrover_run.coordination.decision import end_job
 from dlrover_run.coordination.membership import Members
 from dlrover_run.coordination.model import OVER, NodeKey, Plan, PlanPhase
 from dlrover_run.coordination.policy import Accepted, Policy
-from dlrover_run.coordination.policy_records import PROGRAM
 from dlrover_run.coordination.requests import Action, OperatorRequest, RequestFailed
 from dlrover_run.coordination.rules import DesiredSize, JobRules
 from dlrover_run.words.reasons import Code
@@ -49,12 +48,12 @@ def apply_request(
         stopped = end_job(msgspec.structs.replace(plan, failure=None), now, PlanPhase.FAILED, (reason,)).plan
         return Accepted(policy.end_job(stopped, now))
     if request.action is Action.SCALE:
-        if request.policy is None and policy.has_rounds:
+        if request.part is None and policy.has_rounds:
             size = desired_size(rules, policy, plan, members, request)
             return Accepted(msgspec.structs.replace(plan, clock=now, desired=size))
-        given = request.policy and policy.scale(plan, members, request.policy, request.by or "an operator", now)
+        given = request.part and policy.scale(plan, members, request.part, request.by or "an operator", now)
         if not given:
-            program = PROGRAM if rules.policy is None else rules.policy.program
+            program = rules.program
             raise RequestFailed(f"it was started with {program}; change its size with {program} scale")
         return given
     wanted = find_nodes(plan, members, request.node)

@@ -8,7 +8,7 @@ import enum
 import msgspec
 
 from dlrover_run.coordination.bounds import Count, Name, Total
-from dlrover_run.coordination.policy_records import PolicyRequest
+from dlrover_run.coordination.parts import RequestPart
 from dlrover_run.coordination.worker_logs import LogRequest
 
 
@@ -23,7 +23,7 @@ class Action(enum.StrEnum):
 class OperatorRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """A request. `node` names the node to drain: its rank, its host or its id. `min_nodes` and `max_nodes` are the size
     to scale to, with 0 for the `min_nodes` that the job was started with; without it the size is fixed, with no size at
-    all it is the whole range again. `policy` is the size of a job whose size is no number of nodes. `by` is who
+    all it is the whole range again. `part` is the size of a job whose size is no number of nodes. `by` is who
     requests it, for people."""
 
     action: Action
@@ -31,11 +31,11 @@ class OperatorRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, o
     by: Name = ""
     min_nodes: Count = 0
     max_nodes: Count = 0
-    policy: PolicyRequest | None = None
+    part: RequestPart | None = None
 
     def __str__(self) -> str:
         size = f"{self.min_nodes}:{self.max_nodes}" if self.min_nodes else str(self.max_nodes or "auto")
-        size = size if self.policy is None else self.policy.text
+        size = size if self.part is None else self.part.text
         what = size if self.action is Action.SCALE else self.node
         return f"{self.by or 'an operator'} requests: {self.action.value} {what}".rstrip()
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import msgspec
 
 from dlrover_run.coordination.bounds import Count, Name
-from dlrover_run.coordination.policy_records import PolicyRules
+from dlrover_run.coordination.parts import PROGRAM, RulesPart, check_parts
 
 MAX_NODES = 20_000
 """More than any job has: a bound for what a stranger may request."""
@@ -88,8 +88,8 @@ class JobRules(msgspec.Struct, frozen=True):
 
     A node ends when it has reached neither the coordinator nor another node for `cut_off_timeout` seconds, 0 for never.
 
-    `policy` are the rules of the job's policy; None for a job without one. `wanted_nodes` is how many nodes a round has
-    at most because a policy wants no more, 0 where none says so; no flag sets it.
+    `parts` are the rules of the job's features. `wanted_nodes` is how many nodes a round has
+    at most because a feature wants no more, 0 where none says so; no flag sets it.
 
     All times are seconds.
     """
@@ -113,8 +113,26 @@ class JobRules(msgspec.Struct, frozen=True):
     master_timeout: float = MASTER_TIMEOUT
     detection_delay: float = 0.0
     store: tuple[str, int] | None = None
-    policy: PolicyRules | None = None
+    parts: tuple[RulesPart, ...] = ()
     wanted_nodes: int = 0
+
+    def __post_init__(self) -> None:
+        check_parts(self.parts)
+
+    @property
+    def has_rounds(self) -> bool:
+        """Whether nodes have ranks in rounds; else a feature decides alone what they run."""
+        return all(part.has_rounds for part in self.parts)
+
+    @property
+    def program(self) -> str:
+        """The program that starts such a job."""
+        return next((part.program for part in self.parts if part.program != PROGRAM), PROGRAM)
+
+    @property
+    def size_text(self) -> str | None:
+        """How large the job is, as text, where that is not a number of nodes."""
+        return next((size for part in self.parts if (size := part.job_size()) is not None), None)
 
     def size(self, nodes: int) -> int:
         """How many of that many nodes a round has: 0 when they are too few for one."""
@@ -167,7 +185,9 @@ class JobRules(msgspec.Struct, frozen=True):
             return NOT_FINITE
         if self.keep_alive_interval <= 0 or self.keep_alive_attempts < 1:
             return "signs of life need an interval and an attempt"
-        return None if self.policy is None else self.policy.problem()
+        if sum(not part.has_rounds for part in self.parts) > 1:
+            return "two features of one job each decide alone what its nodes run"
+        return next((problem for part in self.parts if (problem := part.problem()) is not None), None)
 
 
 NOT_FINITE = "a time or a count is below 0 or not finite"

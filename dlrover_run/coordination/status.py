@@ -19,7 +19,7 @@ from dlrover_run.coordination.assignment import EMPTY_VIEW
 from dlrover_run.coordination.hang_text import HangingNode, hang_headline, stall_reason
 from dlrover_run.coordination.membership import Members, MemberState
 from dlrover_run.coordination.model import NodeKey, NodePhase, NodeView, Plan, PlanPhase, Waiting, rank_assignments
-from dlrover_run.coordination.policy_records import PROGRAM, PolicyAssignment
+from dlrover_run.coordination.parts import PROGRAM
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.coordination.size_choice import SizeChoice
 from dlrover_run.words.reasons import Reasons
@@ -158,7 +158,7 @@ class JobView:
 
 def job_status(view: JobView) -> JobStatus:
     plan, rules = view.plan, view.rules
-    has_rounds = rules.policy is None or rules.policy.has_rounds
+    has_rounds = rules.has_rounds
     nodes = list(_nodes(view))
     hanging = _hanging(nodes)
     if hanging:
@@ -172,7 +172,7 @@ def job_status(view: JobView) -> JobStatus:
     waiting = view.waiting if plan.phase is not PlanPhase.TRAINING or not has_rounds else None
     return JobStatus(
         job=view.name,
-        program=PROGRAM if rules.policy is None else rules.policy.program,
+        program=rules.program,
         state=STATES[plan.phase],
         seconds=_ago(view, plan.since),
         age=view.now if view.aged else None,
@@ -222,7 +222,7 @@ def _times(view: JobView) -> tuple[dict[str, float], dict[str, int]]:
 
 
 def _size_choice(plan: Plan) -> SizeChoice | None:
-    choice = None if plan.policy is None else plan.policy.size_choice
+    choice = plan.size_choice
     if choice is None or plan.desired is None or not plan.desired.fixed:
         return choice
     return msgspec.structs.replace(choice, paused=True)
@@ -255,8 +255,8 @@ def _nodes(view: JobView) -> Iterable[NodeStatus]:
     hosts = {member.key: member for member in view.plan.members}
     for key in (*ranks, *others):
         p, place = view.members.get(key), ranks.get(key)
-        part = view.views.get(key, EMPTY_VIEW).policy
-        state, since, reason = _condition(view, key, p, part)
+        own = view.views.get(key, EMPTY_VIEW)
+        state, since, reason = _condition(view, key, p, own)
         progress = _progress(view, key) if state in RUNS else None
         yield NodeStatus(
             node=None if place is None else place.node_rank,
@@ -266,11 +266,11 @@ def _nodes(view: JobView) -> Iterable[NodeStatus]:
             seconds=None if since is None else _ago(view, since),
             workers=hosts[key].workers if p is None else p.report.workers,
             first_rank=None if place is None else place.first_rank,
-            tasks=() if part is None else part.task_names,
+            tasks=tuple(name for part in own.parts for name in part.task_names),
             reason="; ".join(filter(None, (_ended_reason(view, key), _watch_reason(view, key), reason))),
             progress=progress,
             memory=known.activity.memory if (known := view.activities.get(key)) is not None else None,
-            stragglers=() if part is None else tuple(StragglerStatus(*one) for one in part.stragglers),
+            stragglers=tuple(StragglerStatus(*found) for part in own.parts for found in part.stragglers),
         )
 
 
@@ -319,7 +319,7 @@ def _watch_reason(view: JobView, key: NodeKey) -> str:
 
 
 def _condition(
-    view: JobView, key: NodeKey, p: MemberState | None, part: PolicyAssignment | None
+    view: JobView, key: NodeKey, p: MemberState | None, own: NodeView
 ) -> tuple[NodeCondition, float | None, str]:
     """What a node is doing, since when, and why."""
     plan = view.plan
@@ -339,17 +339,17 @@ def _condition(
         return NodeCondition.DRAINING, p.changed_at, f"asked to leave by {report.ended_by}" if report.ended_by else ""
     if report.phase is NodePhase.FAILED and report.failure is not None and report.in_round(plan.key):
         return NodeCondition.FAILED, p.changed_at, f"rank {report.failure.rank} {report.failure.exit_text}"
-    if part is not None and part.dismisses:
-        return NodeCondition.EXCLUDED, p.changed_at, part.note
-    note = "" if part is None else part.note
-    if part is not None and part.is_checking:
+    note = "; ".join(part.note for part in own.parts if part.note)
+    if own.dismisses:
+        return NodeCondition.EXCLUDED, p.changed_at, note
+    if own.is_checking:
         return NodeCondition.CHECKING, p.changed_at, note
     if plan.phase is not PlanPhase.TRAINING:
         return NodeCondition.WAITING, p.changed_at, note
     if view.views.get(key, EMPTY_VIEW).waits:
         return NodeCondition.SPARE, p.joined_at, note
-    started = report.phase is NodePhase.RUNNING and (report.in_round(plan.key) or part is not None)
-    runs_tasks = part is not None and part.has_tasks
+    started = report.phase is NodePhase.RUNNING and (report.in_round(plan.key) or bool(own.parts))
+    runs_tasks = any(part.has_tasks for part in own.parts)
     return (NodeCondition.TRAINING if started or runs_tasks else NodeCondition.STARTING), p.changed_at, note
 
 

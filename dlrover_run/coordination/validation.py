@@ -6,7 +6,7 @@ import msgspec
 
 from dlrover_run.coordination.bounds import MAX_WORKERS
 from dlrover_run.coordination.model import Failure, NodeReport, Plan, RankAssignment
-from dlrover_run.coordination.policy_records import PROGRAM, PolicyReport, PolicyRules
+from dlrover_run.coordination.parts import PROGRAM, ReportPart, RulesPart
 from dlrover_run.coordination.rules import MAX_NODES, JobRules
 
 MAX_EPOCH = 2**62
@@ -28,10 +28,10 @@ def validate_report(report: NodeReport, plan: Plan, assigned: RankAssignment | N
         return UNKNOWN_EPOCH
     if any(key.number > last_round(plan) for key in keys):
         return "a report names a round that no job has"
-    problem = None if report.policy is None else report.policy.problem(report, plan)
+    problem = next((found for part in report.parts if (found := part.problem(report, plan)) is not None), None)
     if problem is not None:
         return problem
-    if report.policy is not None and not report.policy.has_rounds:
+    if not all(part.has_rounds for part in report.parts):
         # It has neither workers with ranks nor their failures.
         return None
     if not 1 <= report.workers <= MAX_WORKERS:
@@ -82,21 +82,21 @@ _FLAGS = {
 def config_mismatch(job: JobRules, node: JobRules) -> str:
     """One sentence that names what differs; empty when nothing does."""
     # No flag sets those that are left out: they follow from others.
-    names = [name for name in JobRules.__struct_fields__ if name not in ("store", "detection_delay", "policy")]
+    names = [name for name in JobRules.__struct_fields__ if name not in ("store", "detection_delay", "parts")]
     names = [name for name in names if getattr(job, name) != getattr(node, name)]
     differences = [f"{_FLAGS.get(name, name)} is {getattr(job, name)}, not {getattr(node, name)}" for name in names]
-    differences += _policy_mismatch(job.policy, node.policy)
+    differences += _part_mismatch(job, node)
     return f"the rules of the job's first node hold: {'; '.join(differences)}"[:2000] if differences else ""
 
 
-def _policy_mismatch(job: PolicyRules | None, node: PolicyRules | None) -> list[str]:
-    parts = [part for rules in (job, node) if rules is not None for part in rules.each()]
-    if len({rules.has_rounds for rules in (job, node) if rules is not None}) > 1:
+def _part_mismatch(job: JobRules, node: JobRules) -> list[str]:
+    parts = (*job.parts, *node.parts)
+    if job.has_rounds != node.has_rounds:
         # A node of another kind of job is refused; see `wrong_job_kind`.
         return []
     differences: list[str] = []
     for kind in dict.fromkeys(type(part) for part in parts):
-        one, other = kind.get(job), kind.get(node)
+        one, other = kind.get(job.parts), kind.get(node.parts)
         assert isinstance(one, msgspec.Struct), "each part is a struct"
         compared = [name for name in one.__struct_fields__ if name not in kind.per_node]
         names = [name for name in compared if getattr(one, name) != getattr(other, name)]
@@ -108,11 +108,10 @@ def _policy_mismatch(job: PolicyRules | None, node: PolicyRules | None) -> list[
 
 def wrong_job_kind(job: JobRules, report: NodeReport) -> str | None:
     """Why a node of that kind cannot take part in the job, and what to do; None when it can."""
-    there = PROGRAM if job.policy is None else job.policy.program
-    part = report.policy or PolicyReport()
-    return None if part.program == there else part.mismatch(there)
+    own = next((part for part in report.parts if part.program != PROGRAM), ReportPart())
+    return None if own.program == job.program else own.mismatch(job.program)
 
 
-def _shown(rules: PolicyRules, name: str) -> str:
+def _shown(rules: RulesPart, name: str) -> str:
     value = getattr(rules, name)
     return rules.value_names.get(name, {}).get(value, f"{value:g}")

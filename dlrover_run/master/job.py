@@ -326,7 +326,7 @@ class Job:
         driver.written(now)
         self.history.follow(before, plan)
         # Other changes of a plan are bookkeeping that no user needs to read.
-        without_rounds = plan.policy is not None and not plan.policy.has_rounds
+        without_rounds = not all(part.has_rounds for part in plan.parts)
         is_new = (plan.key, plan.phase) != (before.key, before.phase)
         if is_new or (without_rounds and plan.reasons != before.reasons):
             if plan.phase is not PlanPhase.TRAINING:

@@ -235,7 +235,7 @@ class Jobs:
             coordinator = self._take_over(name, journal, rules, now)
         if coordinator.plan.key.number == 0:
             nodes = str(rules.min_nodes) + (f" to {rules.max_nodes}" if rules.max_nodes != rules.min_nodes else "")
-            size = (rules.policy and rules.policy.job_size()) or f"{nodes} nodes"
+            size = rules.size_text or f"{nodes} nodes"
             self._log(f"job {name!r}: begins, for {size}")
         job = self._jobs[name] = Job(
             name,

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from dlrover_run.coordination.combined_records import Memories
 from dlrover_run.coordination.model import OVER, Assignment, NodeReport, Waiting
+from dlrover_run.coordination.parts import Memories, in_force
 
 if TYPE_CHECKING:
     from dlrover_run.coordination.requests import OperatorRequest, StackQuery
@@ -103,14 +103,13 @@ class AssignmentTracker:
             # From a coordinator that restarted and does not know the latest round yet, whose workers keep running.
             # Until it does, this node follows the one before, as its reports say.
             return False
-        if assignment.policy is not None:
-            part = assignment.policy.after(self.assignment.policy)
-            if part is not assignment.policy:
-                assignment = msgspec.structs.replace(assignment, policy=part)
+        parts = in_force(assignment.parts, self.assignment.parts)
+        if parts != assignment.parts:
+            assignment = msgspec.structs.replace(assignment, parts=parts)
         if assignment == self.assignment:
             return False
         self.assignment = assignment
-        self.memory = self.memory.follow(assignment.policy)
+        self.memory = self.memory.follow(assignment.parts)
         return True
 
     def show_waiting(self, waiting: Waiting) -> bool:

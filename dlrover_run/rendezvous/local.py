@@ -45,7 +45,7 @@ class LocalClient:
     ) -> None:
         self._name = name
         # Simulated nodes cannot be checked.
-        self._rules = rules if node_rank is None else replace(rules, policy=None)
+        self._rules = rules if node_rank is None else replace(rules, parts=())
         self._log = log
         self._node_rank = node_rank
         self._on_change = on_change
@@ -123,10 +123,9 @@ class LocalClient:
         if (due := driver.wake_at()) is not None:
             self._timer = loop.call_at(due, self._decide, report)
         wanted = driver.assignment(report.key, now) or self.assignment
-        announced = wanted.policy is not None and wanted.policy.is_announced
         lines, self._lines[:] = list(self._lines), []
         for line in lines:
-            if not announced or line.startswith("warning: "):
+            if not wanted.is_announced or line.startswith("warning: "):
                 self._log(line)
         if wanted != self.assignment:
             self.assignment = wanted

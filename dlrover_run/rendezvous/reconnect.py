@@ -356,8 +356,8 @@ class RemoteClient(abc.ABC):
         if self._own_address is not None:
             report = msgspec.structs.replace(report, address=self._own_address)
         memory = self._assignments.memory
-        if report.policy is not None and memory.by_policy:
-            report = msgspec.structs.replace(report, policy=memory.add_to(report.policy))
+        if report.parts and memory.by_feature:
+            report = msgspec.structs.replace(report, parts=memory.add_to(report.parts))
         return report
 
     async def _wait_for_change(self, until: float | None = None) -> None:

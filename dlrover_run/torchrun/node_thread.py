@@ -172,7 +172,7 @@ class NodeThread:
                         workers = _WorkerState()
                     succeeded = workers.phase is NodePhase.SUCCEEDED
                     client.report(node_state.report(workers.phase, workers.failure, progressed=succeeded))
-                    health, problem = HealthAssignment.get(client.assignment.policy).health, client.problem
+                    health, problem = HealthAssignment.get(client.assignment.parts).health, client.problem
                     if problem is None and health is not None and health.dismissed:
                         problem = f"the node check dismissed this node: {health.reason}"
                     view = NodeSnapshot(client.assignment, node_state.ranks, problem)

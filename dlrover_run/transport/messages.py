@@ -22,14 +22,13 @@ import msgspec
 from msgspec import Meta
 
 from dlrover_run.coordination.bounds import Name, NodeId, Total
-from dlrover_run.coordination.combined_records import TAG
 from dlrover_run.coordination.model import Assignment, NodeReport
 from dlrover_run.coordination.requests import OperatorRequest, StackQuery
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.coordination.worker_logs import LogRequest
 from dlrover_run.features.registry import decode_part
 
-PROTOCOL = 5
+PROTOCOL = 6
 """The version of this protocol, increased with each incompatible change."""
 
 METHOD = "/dlrover_run.Master/Session"
@@ -190,13 +189,12 @@ def _decode(decoder: msgspec.json.Decoder[Message], data: bytes, most: int) -> M
 
 
 def encode_rules(rules: JobRules) -> RuleValues:
-    """Rules as sent in a message; those of a policy begin with its name and a dot. A store that flags name is not sent:
-    such a job has no master."""
+    """Rules as sent in a message; those of a feature begin with its name and a dot. A store that flags name is not
+    sent: such a job has no master."""
     values = {name: getattr(rules, name) for name in _PLAIN}
-    part = rules.policy
-    for one in () if part is None else part.each():
-        assert isinstance(one, msgspec.Struct), "each part is a struct"
-        values |= {f"{one.policy_name}.{name}": value for name, value in msgspec.structs.asdict(one).items()}
+    for part in rules.parts:
+        assert isinstance(part, msgspec.Struct), "each part is a struct"
+        values |= {f"{part.feature}.{name}": value for name, value in msgspec.structs.asdict(part).items()}
     return values
 
 
@@ -208,12 +206,10 @@ def decode_rules(values: RuleValues) -> JobRules:
         raise InvalidMessage(f"unknown rules: {', '.join(sorted(unknown))[:200]}")
     parts: dict[str, dict[str, object]] = {}
     for name, value in values.items():
-        policy, dot, field = name.partition(".")
+        feature, dot, field = name.partition(".")
         if dot:
-            parts.setdefault(policy, {"type": policy})[field] = value
-    if parts:
-        several = {"type": TAG, "parts": [parts[name] for name in sorted(parts)]}
-        plain["policy"] = several if len(parts) > 1 else next(iter(parts.values()))
+            parts.setdefault(feature, {"type": feature})[field] = value
+    plain["parts"] = [parts[name] for name in sorted(parts)]
     try:
         rules = msgspec.convert(plain, JobRules, dec_hook=decode_part)
     except msgspec.ValidationError as error:
@@ -226,4 +222,4 @@ def decode_rules(values: RuleValues) -> JobRules:
     return rules
 
 
-_PLAIN = frozenset(JobRules.__struct_fields__) - {"store", "policy"}
+_PLAIN = frozenset(JobRules.__struct_fields__) - {"store", "parts"}

@@ -288,11 +288,11 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
     @property
     def _may_outlive(self) -> bool:
         """Whether this node waits for its next round, and its workers may keep their processes in it."""
-        survivors, part = self._features.survivors, self._assignment.policy
+        survivors = self._features.survivors
         if survivors is None or not self.running or self._assignment.phase is not PlanPhase.GATHERING:
             return False
         # A check needs the devices.
-        return (part is None or not part.is_checking) and survivors.any_able
+        return not self._assignment.is_checking and survivors.any_able
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
         self._work = asyncio.get_running_loop().create_task(work)

@@ -118,16 +118,16 @@ def the_success_of_all_workers_ends_the_job_for_good(backend: Backend) -> None:
 
 def a_node_is_checked_before_it_trains(backend: Backend) -> None:
     truth = Truth()
-    node = backend.node(policy=HealthReport(check_port=2))
+    node = backend.node(part=HealthReport(check_port=2))
     node.report(phase=NodePhase.WAITING)
     backend.until(lambda: node.assignment.waiting)
     assert node.assignment.ranks is None
-    node.policy = HealthReport(compute_result=truth.compute(node.address), check_port=2)
+    node.part = HealthReport(compute_result=truth.compute(node.address), check_port=2)
     node.report(phase=NodePhase.WAITING)
     backend.until(lambda: check_part(node.assignment).check_task)
     task = check_part(node.assignment).check_task
     assert task is not None
-    node.policy = msgspec.structs.replace(node.policy, link_result=truth.link(node.address, task))
+    node.part = msgspec.structs.replace(node.part, link_result=truth.link(node.address, task))
     node.report(phase=NodePhase.WAITING)
     backend.until(lambda: node.assignment.ranks)
     health = check_part(node.assignment).health
@@ -136,7 +136,7 @@ def a_node_is_checked_before_it_trains(backend: Backend) -> None:
 
 
 def a_node_that_never_computes_is_found_without_another_report(backend: Backend) -> None:
-    node = backend.node(policy=HealthReport(check_port=2))
+    node = backend.node(part=HealthReport(check_port=2))
     node.report(phase=NodePhase.WAITING)
     backend.until(lambda: check_part(node.assignment).health)
     assert check_part(node.assignment).health.dismissed
@@ -147,7 +147,7 @@ ROOM = (Capacity(Role.PS, 1), Capacity(Role.CHIEF, 1))
 
 def servers(**changes: Any) -> JobRules:
     cluster = ClusterRules(min_ps=1, max_ps=1, **changes)
-    return JobRules(max_nodes=2, last_call_timeout=1.0, join_timeout=30.0, lost_after=1.0, policy=cluster)
+    return JobRules(max_nodes=2, last_call_timeout=1.0, join_timeout=30.0, lost_after=1.0, parts=(cluster,))
 
 
 def hosted(node: WrittenNode, stage: TaskStage) -> NodeTasks:
@@ -166,21 +166,21 @@ def end_task(node: WrittenNode, role: Role, end: TaskEnd) -> None:
         msgspec.structs.replace(one, stage=TaskStage.ENDED, end=end) if one.key.role is role else one
         for one in status.tasks
     )
-    node.policy = msgspec.structs.replace(status, tasks=tasks)
+    node.part = msgspec.structs.replace(status, tasks=tasks)
     node.report(phase=NodePhase.RUNNING)
 
 
 def a_node_gets_the_tasks_for_which_it_has_room(backend: Backend) -> None:
-    node = backend.node(policy=NodeTasks(capacity=ROOM))
+    node = backend.node(part=NodeTasks(capacity=ROOM))
     node.report(phase=NodePhase.WAITING)
     backend.until(lambda: order_of(node.assignment))
     assert {str(task.key) for task in order_of(node.assignment).tasks} == {"ps-0", "chief-0"}
     assert not order_of(node.assignment).servers
-    node.policy = hosted(node, TaskStage.HELD)
+    node.part = hosted(node, TaskStage.HELD)
     node.report(phase=NodePhase.RUNNING)
     backend.until(lambda: order_of(node.assignment).servers)
     assert order_of(node.assignment).servers[0].startswith(f"{node.address}:")
-    node.policy = hosted(node, TaskStage.READY)
+    node.part = hosted(node, TaskStage.READY)
     node.report(phase=NodePhase.RUNNING)
     backend.until(lambda: order_of(node.assignment).open)
 
@@ -202,16 +202,16 @@ def the_end_of_a_server_begins_the_next_version(backend: Backend) -> None:
 
 
 def a_deadline_of_tasks_passes_without_another_report(backend: Backend) -> None:
-    node = backend.node(policy=NodeTasks(capacity=ROOM))
+    node = backend.node(part=NodeTasks(capacity=ROOM))
     node.report(phase=NodePhase.WAITING)
     backend.until(lambda: order_of(node.assignment))
-    node.policy = hosted(node, TaskStage.HELD)
+    node.part = hosted(node, TaskStage.HELD)
     node.report(phase=NodePhase.RUNNING)
     backend.until(lambda: node.assignment.phase is PlanPhase.FAILED)
 
 
 def a_node_without_tasks_reads_what_is_missing(backend: Backend) -> None:
-    node = backend.node(policy=NodeTasks(capacity=ROOM[:1]))
+    node = backend.node(part=NodeTasks(capacity=ROOM[:1]))
     node.report(phase=NodePhase.WAITING)
     backend.until(lambda: node.assignment.waiting)
     waiting = node.assignment.waiting
@@ -227,8 +227,8 @@ def answer_of(backend: Backend, node: WrittenNode, request: OperatorRequest) -> 
     return node.answers.pop()
 
 
-FEWER = OperatorRequest(Action.SCALE, by="ann", policy=ScaleRequest(ps=1))
-TOO_MANY = OperatorRequest(Action.SCALE, by="ann", policy=ScaleRequest(ps=9))
+FEWER = OperatorRequest(Action.SCALE, by="ann", part=ScaleRequest(ps=1))
+TOO_MANY = OperatorRequest(Action.SCALE, by="ann", part=ScaleRequest(ps=9))
 
 
 def a_request_is_answered_once_the_plan_contains_it(backend: Backend) -> None:
@@ -375,7 +375,7 @@ def a_node_that_trains_is_refused_where_servers_run(backend: Backend) -> None:
 def a_node_with_servers_is_refused_where_nodes_train(backend: Backend) -> None:
     train(backend, backend.node("a"))
     backend.rules = servers()
-    node = backend.node("b", policy=NodeTasks(capacity=ROOM))
+    node = backend.node("b", part=NodeTasks(capacity=ROOM))
     node.report(phase=NodePhase.WAITING)
     assert "was started with dlrover-run and this node with tf-ps-run" in problem_of(backend, node)
 
@@ -440,17 +440,17 @@ def named(fact: object) -> str | None:
 
 def an_unfit_plan_in_etcd_counts_as_no_plan(backend: Backend) -> None:
     """A check whose groups name a node that it does not have: by hand, or from another version."""
-    node = backend.node(policy=HealthReport(check_port=2))
+    node = backend.node(part=HealthReport(check_port=2))
     node.report(phase=NodePhase.WAITING)
     backend.until(lambda: node.assignment.waiting)
     truth = Truth()
-    node.policy = HealthReport(compute_result=truth.compute(node.address), check_port=2)
+    node.part = HealthReport(compute_result=truth.compute(node.address), check_port=2)
     node.report(phase=NodePhase.WAITING)
     backend.until(lambda: check_part(node.assignment).check_task)
     node.kill()
     backend.wait(60)
     backend.edit_plan(lambda plan: re.sub(rb'"groups":\[\[[0-9,\[\]]*\]\]', b'"groups":[[0,7]]', plan))
-    other = backend.node("b", policy=HealthReport(check_port=2))
+    other = backend.node("b", part=HealthReport(check_port=2))
     other.report(phase=NodePhase.WAITING)
     backend.until(lambda: other.assignment.waiting and other.assignment.epoch)
     backend.wait(10)
@@ -517,7 +517,7 @@ def test_a_node_with_a_node_rank_flag_is_not_checked() -> None:
     async def take_part() -> None:
         client = LocalClient(rules(2, 2, check=CHECK_ONCE), 1, lambda: None)
         report = NodeReport(node_id="a", incarnation="1", host="a", address="a.net", port=1, workers=2)
-        client.report(msgspec.structs.replace(report, policy=HealthReport(check_port=2)))
+        client.report(msgspec.structs.replace(report, parts=(HealthReport(check_port=2),)))
         assert client.assignment.phase is PlanPhase.TRAINING
         assert client.assignment.ranks is not None
         assert client.assignment.ranks.node_rank == 1

@@ -86,7 +86,7 @@ class Bed:
 
     def report(self, name: str, **fields: object) -> bool:
         self.statuses[name] = msgspec.structs.replace(
-            self.statuses[name], **fold(HealthReport, fields, self.statuses[name].policy)
+            self.statuses[name], **fold(HealthReport, fields, self.statuses[name].parts)
         )
         news = self.job.receive(self.lines[name], self.statuses[name], self.now)
         if news:

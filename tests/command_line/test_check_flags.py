@@ -107,7 +107,7 @@ def test_options_of_the_check_have_no_effect_without_it() -> None:
 def test_auto_config_uses_the_number_of_nodes_of_the_cluster(environ: dict[str, str], nodes: int, mode: int) -> None:
     spec = job(f"--auto_config {AT_NODE0}", **environ)
     assert spec.workers_per_node == 8
-    assert spec.rules == watched(JobRules(nodes, nodes, policy=HealthRules(check=mode) if mode else None))
+    assert spec.rules == watched(JobRules(nodes, nodes, parts=(HealthRules(check=mode),) if mode else ()))
 
 
 @pytest.mark.parametrize(("line", "environ"), [("", {"NODE_NUM": "1"}), ("--standalone", {})])
@@ -142,7 +142,7 @@ def test_a_difference_in_rules_is_reported_with_the_values_of_the_flags() -> Non
     part = HealthRules(
         check=CHECK_ALWAYS, straggler_threshold=3, exclude_stragglers=1, measure_links=1, check_timeout=60
     )
-    assert config_mismatch(JobRules(policy=part), JobRules()) == (
+    assert config_mismatch(JobRules(parts=(part,)), JobRules()) == (
         "the rules of the job's first node hold: --network-check is always, not off; check_timeout is 60, not 120; "
         "--straggler-threshold is 3, not 2; --exclude-straggler is on, not off; --comm-perf-test is on, not off"
     )
@@ -152,10 +152,10 @@ def test_reported_differences_use_the_names_of_flags() -> None:
     changed = {
         field.name: getattr(JobRules(), field.name) + 1
         for field in fields(JobRules)
-        if field.name not in ("store", "detection_delay", "policy")
+        if field.name not in ("store", "detection_delay", "parts")
     }
     part = HealthRules(**{name: value + 1 for name, value in msgspec.structs.asdict(HealthRules()).items()})
-    printed = config_mismatch(JobRules(), JobRules(**changed, policy=part)).partition(": ")[2].split("; ")
+    printed = config_mismatch(JobRules(), JobRules(**changed, parts=(part,))).partition(": ")[2].split("; ")
     named = {name.removeprefix("--") for name in (sentence.split()[0] for sentence in printed) if name.startswith("--")}
     assert named <= {flag.name for flag in options.TABLE}
     assert {flag.name for flag in options.TABLE if flag.panel == options.NODE_CHECK} - {"precheck"} <= named

@@ -34,7 +34,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_bare_script_is_one_worker_with_torchruns_defaults() -> None:
     spec = parse(["train.py"], {})
     assert (spec.workers_per_node, spec.backend, spec.node_rank, spec.master) == (1, "memory", None, None)
-    assert spec.rules == JobRules(lost_after=0.0, policy=StragglerRules(watched=1))
+    assert spec.rules == JobRules(lost_after=0.0, parts=(StragglerRules(watched=1),))
     assert (spec.role, spec.start_method, spec.signals, spec.shutdown_timeout) == (
         "default",
         "spawn",
@@ -177,8 +177,8 @@ STATIC = ("--master-addr=node0", "--node-rank=0")
 def test_stalls_stragglers_and_survivors_have_policies_where_the_nodes_communicate(
     words: tuple[str, ...], policies: set[str]
 ) -> None:
-    policy = parse([*words, "train.py"], {}).rules.policy
-    found = set() if policy is None else {one.policy_name for one in policy.each() if one.applies}
+    parts = parse([*words, "train.py"], {}).rules.parts
+    found = {part.feature for part in parts if part.applies}
     assert found & {"stall", "straggler", "survivors"} == policies
 
 

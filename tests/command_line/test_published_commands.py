@@ -40,7 +40,7 @@ BLOCKS = {f"{document}: {name}": text for document, blocks in DOCUMENTS.items() 
 every_block = pytest.mark.parametrize("text", BLOCKS.values(), ids=BLOCKS)
 
 RULES = watched(
-    JobRules(3, 4, max_restarts=3, pend_timeout=600, policy=HealthRules(check=CHECK_ONCE, exclude_stragglers=1))
+    JobRules(3, 4, max_restarts=3, pend_timeout=600, parts=(HealthRules(check=CHECK_ONCE, exclude_stragglers=1),))
 )
 """The rules that all blocks of both documents give."""
 

@@ -13,9 +13,9 @@ import msgspec
 from policy_parts import tasks_of
 from virtual_cluster import LEFT, OUT_OF_MEMORY, VirtualCluster
 
-from dlrover_run.coordination.combined_records import with_part
 from dlrover_run.coordination.coordinator import Coordinator
 from dlrover_run.coordination.model import PlanPhase
+from dlrover_run.coordination.parts import with_part
 from dlrover_run.coordination.requests import Action, OperatorRequest
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.features.autoscale.model import AutoscaleState
@@ -34,7 +34,7 @@ def autoscaled(
 ) -> JobRules:
     """Return the rules of a job that chooses within these ranges."""
     cluster = ClusterRules(min_ps=ps[0], max_ps=ps[1], min_workers=workers[0], max_workers=workers[1], **more)
-    return JobRules(max_nodes=8, policy=with_part(limits, cluster))
+    return JobRules(max_nodes=8, parts=with_part((limits,), cluster))
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ class ScaledCluster(VirtualCluster):
             part = tasks_of(status)
             memory = order.remember(None) if order is not None else None
             if part is not None and memory is not None:
-                status = msgspec.structs.replace(status, policy=memory.add_to(part), known_round=self.plan.key)
+                status = msgspec.structs.replace(status, parts=(memory.add_to(part),), known_round=self.plan.key)
             self.statuses[name] = msgspec.structs.replace(status, epoch=self.plan.epoch)
         self.coordinator = Coordinator(self.rules, self.now, epoch + 70_000)
         for name in self.statuses:
@@ -148,7 +148,7 @@ class ScaledCluster(VirtualCluster):
         self.wait(7)
 
     def request_auto(self, *roles: Role) -> None:
-        request = OperatorRequest(Action.SCALE, by="ann", policy=ScaleRequest(auto=roles))
+        request = OperatorRequest(Action.SCALE, by="ann", part=ScaleRequest(auto=roles))
         self.coordinator.request(request, self.now)
         self.settle()
 

@@ -28,7 +28,7 @@ class ScaledJob(VirtualJob):
     def __init__(
         self, curve: Mapping[int, float], limits: AutoscaleRules = LIMITS, least: int = 1, **more: Any
     ) -> None:
-        super().__init__(rules(least, 4, policy=limits, **more))
+        super().__init__(rules(least, 4, parts=(limits,), **more))
         self.curve = curve
         self.kept: dict[str, AutoscaleState] = {}
         self.began: tuple[RoundKey, float] = (RoundKey(), 0.0)
@@ -43,7 +43,7 @@ class ScaledJob(VirtualJob):
 
     @property
     def state(self) -> AutoscaleState:
-        return AutoscaleState.get(self.plan.policy)
+        return AutoscaleState.get(self.plan.parts)
 
     def train(self, seconds: float, until: Callable[[], bool] = lambda: False) -> None:
         """Let the job train, with a report of the node with rank 0 at each tick."""
@@ -71,7 +71,7 @@ class ScaledJob(VirtualJob):
         for rank, name in enumerate(self.ranks):
             if name in self.away:
                 continue
-            part = AutoscaleAssignment.find(self.assignment(name).policy)
+            part = AutoscaleAssignment.find(self.assignment(name).parts)
             if part is not None and part.known is not None:
                 self.kept[name] = part.known
             found = AutoscaleNodeReport(known=self.kept.get(name), command=self.results.get(name))
@@ -83,7 +83,7 @@ class ScaledJob(VirtualJob):
                 if self.left is not None:
                     found = replace(found, left=max(0, int(self.left - self.made)))
             if found != AutoscaleNodeReport():
-                self.report(name, policy=found)
+                self.report(name, parts=(found,))
 
     @property
     def requested(self) -> list[int]:
@@ -93,7 +93,7 @@ class ScaledJob(VirtualJob):
     def take(self, name: str) -> bool:
         """A node begins a run of the command as soon as it receives it."""
         changed = super().take(name)
-        part = AutoscaleAssignment.find(self.assignment(name).policy)
+        part = AutoscaleAssignment.find(self.assignment(name).parts)
         if part is not None and part.command is not None:
             key, ran = part.command.key, (name, part.command.nodes)
             assert self.begun.setdefault(key, ran) == ran, "one node begins each run"
@@ -103,7 +103,7 @@ class ScaledJob(VirtualJob):
         """The last run that was begun ends, and its node reports that."""
         key, (name, _) = list(self.begun.items())[-1]
         self.results[name] = CommandResult(key, failed)
-        self.report(name, policy=AutoscaleNodeReport(known=self.kept.get(name), command=self.results[name]))
+        self.report(name, parts=(AutoscaleNodeReport(known=self.kept.get(name), command=self.results[name]),))
 
     def fail_here(self) -> None:
         """A worker of rank 0 fails."""

@@ -479,7 +479,7 @@ def checked(assignment: Assignment, status: HealthStatus) -> Assignment:
     """Return the assignment of a node with that result of the health check; a faulty node is dismissed."""
     fault = status is HealthStatus.FAULT
     health = NodeHealth(node_id="n", incarnation="i", host="h", status=status, dismissed=fault)
-    return msgspec.structs.replace(assignment, policy=HealthAssignment(health=health))
+    return msgspec.structs.replace(assignment, parts=(HealthAssignment(health=health),))
 
 
 RESULTS = {

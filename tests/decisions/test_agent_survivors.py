@@ -80,7 +80,7 @@ class Node:
             store_address="", store_port=port, **dict.fromkeys(counts, 0),
         )  # fmt: skip
         part = SurvivorsAssignment(ranks.key, store, formation, 10.0, 600.0)
-        self.survivors.follow(Assignment(policy=part), ranks)
+        self.survivors.follow(Assignment(parts=() if part is None else (part,)), ranks)
         return ranks
 
     def start(self, local_rank: int) -> None:
@@ -144,13 +144,13 @@ def test_workers_that_have_a_line_and_the_store_of_the_next_round_keep_their_pro
             ranks = here.assign(2)
             assert await here.choose(ranks)
             assert stopped(here) == [None, None]
-            part = SurvivorsReport.find(here.survivors.add_to_report(REPORT).policy)
+            part = SurvivorsReport.find(here.survivors.add_to_report(REPORT).parts)
             assert part is not None
             assert (part.key, part.handles, part.store) == (RoundKey(5, 2), (), STORE)
             here.send(1, type="offer", round=[5, 2], handle="b")
             here.send(0, type="offer", round=[5, 2], handle="a")
             await here.choose(ranks)
-            part = SurvivorsReport.find(here.survivors.add_to_report(REPORT).policy)
+            part = SurvivorsReport.find(here.survivors.add_to_report(REPORT).parts)
             assert part is not None
             assert (part.handles, part.kept) == (("a", "b"), 2)
 
@@ -269,7 +269,7 @@ def test_what_is_no_message_ends_the_line_of_a_worker() -> None:
 
 def unable(node: Node) -> tuple[str, ...]:
     """The codes of what this node reports against a group that is formed in place."""
-    part = SurvivorsReport.find(node.survivors.add_to_report(REPORT).policy)
+    part = SurvivorsReport.find(node.survivors.add_to_report(REPORT).parts)
     return () if part is None else tuple(reason.code for reason in part.unable)
 
 

@@ -2,33 +2,23 @@
 
 from __future__ import annotations
 
-import msgspec
 import pytest
 from msgspec.structs import replace
 from scaled_job import FLAT, KNEE, LIMITS, LINEAR, ScaledJob
-from virtual_job import rules
 
 from dlrover_run.coordination.coordinator import Coordinator
-from dlrover_run.coordination.model import Plan, PlanPhase
+from dlrover_run.coordination.model import PlanPhase
+from dlrover_run.coordination.parts import with_part
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.features.autoscale.model import (
-    MAX_BLOCKS,
-    MAX_LOSSES,
-    MAX_PAUSES,
-    MAX_SIZES,
+    AutoscaleAssignment,
     AutoscaleNodeReport,
-    AutoscaleState,
     Condition,
     Measurement,
-    SizeRecord,
 )
 from dlrover_run.features.autoscale.policy import KEEPERS
 from dlrover_run.features.node_check.decision.rules import CHECK_ONCE, HealthRules
-from dlrover_run.features.operate.commands import what_changes
-from dlrover_run.features.operate.text import render_status
-from dlrover_run.features.operate.web.metrics import JobFigures, render_metrics
-from dlrover_run.features.registry import decode_part, policy_of
-from dlrover_run.rendezvous.kv.records import wanted_value
+from dlrover_run.features.registry import policy_of
 from dlrover_run.words.reasons import codes
 
 HOUR = 3600.0
@@ -241,7 +231,7 @@ class TestCoordinators:
         job = begun(KNEE)
         job.settle_search()
         old = replace(job.state, target=4, epoch=1, changed_at=1e6)
-        job.report("d", policy=AutoscaleNodeReport(known=old))
+        job.report("d", parts=(AutoscaleNodeReport(known=old),))
         job.take_over(6, with_journal=False)
         job.wait(7)
         assert job.state.target == 2
@@ -268,10 +258,10 @@ def test_reports_of_other_nodes_and_of_other_rounds_are_no_measurement() -> None
     job = begun(LINEAR)
     part = AutoscaleNodeReport(steps=50, seconds=5.0)
     here = replace(part, key=job.plan.key)
-    job.report("b", policy=here)
-    job.report("a", policy=part)
+    job.report("b", parts=(here,))
+    job.report("a", parts=(part,))
     assert job.state.measurement.first_at is None
-    job.report("a", policy=here)
+    job.report("a", parts=(here,))
     assert job.state.measurement.first_at is not None
 
 
@@ -279,7 +269,7 @@ def test_only_a_few_nodes_keep_what_was_found_and_one_reports_steps() -> None:
     job = begun(KNEE)
     job.train(400)
     job.scale("4")
-    parts = [job.assignment(name).policy for name in "abcd"]
+    parts = [AutoscaleAssignment.find(job.assignment(name).parts) for name in "abcd"]
     assert [part is not None for part in parts] == [True] * KEEPERS + [False]
     intervals = [getattr(part, "interval", 0.0) for part in parts]
     assert intervals[0] > 0
@@ -304,96 +294,9 @@ def test_a_decision_is_idempotent() -> None:
 
 
 def test_it_works_beside_the_health_check() -> None:
-    both = JobRules(min_nodes=1, max_nodes=4, policy=LIMITS)
-    both = replace(both, policy=decode(both, HealthRules(check=CHECK_ONCE)))
+    both = JobRules(min_nodes=1, max_nodes=4, parts=(LIMITS,))
+    both = replace(both, parts=with_part(both.parts, HealthRules(check=CHECK_ONCE)))
     policy = policy_of(both)
     assert policy.chooses_size
     coordinator = Coordinator(both, 0.0, 1)
     assert coordinator.plan.wanted_nodes == 0
-
-
-def decode(rules_: JobRules, part: HealthRules) -> object:
-    """The rules of both policies, as they travel."""
-    from dlrover_run.coordination.combined_records import with_part
-    from dlrover_run.coordination.policy_records import PolicyRules
-
-    combined = with_part(rules_.policy, part)
-    return decode_part(PolicyRules, msgspec.to_builtins(combined))
-
-
-def test_the_largest_state_can_be_stored_and_read() -> None:
-    state = AutoscaleState(
-        table=tuple(SizeRecord(size, 1.0, 0.1, 60, 1.0) for size in range(1, MAX_SIZES + 1)),
-        measurement=Measurement(blocks=(1.0,) * MAX_BLOCKS),
-        pauses=(1.0,) * MAX_PAUSES,
-        losses=(1.0,) * MAX_LOSSES,
-    )
-    from dlrover_run.coordination.policy_records import PolicyState
-
-    assert decode_part(PolicyState, msgspec.to_builtins(state)) == state
-
-
-def test_the_status_shows_the_sizes_and_the_reason() -> None:
-    job = begun(KNEE)
-    found = job.coordinator.status("resnet", job.now).size_choice
-    assert found is not None
-    assert codes(found.reasons) == ("autoscale.no_steps",)
-    job.settle_search()
-    status = job.coordinator.status("resnet", job.now)
-    found = status.size_choice
-    assert found is not None
-    assert (found.wanted_nodes, found.condition) == (2, "ReachMaxMetric")
-    assert [one.nodes for one in found.sizes] == [1, 2, 3, 4]
-    assert found.sizes[1].throughput == pytest.approx(20, rel=0.01)
-    assert [one.efficiency for one in found.sizes] == [None, *map(at_about, (1.0, 0.06, 0.08))]
-    shown = render_status(status).splitlines()
-    assert "autoscale: 2 nodes wanted, ReachMaxMetric: no size does better than 2 nodes" in shown[2]
-    assert [line.split()[:2] for line in shown[5:9]] == [["1", "10"], ["2", "<"], ["3", "20.5"], ["4", "21"]]
-
-
-def test_top_prints_the_status_again_when_the_choice_of_the_size_has_changed() -> None:
-    job = begun(FLAT)
-    printed, conditions = [], []
-    for _ in range(60):
-        job.train(10)
-        status = job.coordinator.status("resnet", job.now)
-        if not printed or what_changes(status) != printed[-1]:
-            printed.append(what_changes(status))
-            assert status.size_choice is not None
-            conditions.append((status.size_choice.condition, len(status.size_choice.sizes)))
-    # One more for each size that was measured and each that was tried.
-    assert {size for _, size in conditions} == {0, 1, 2, 3}
-    assert len(printed) < 12
-
-
-def at_about(efficiency: float) -> object:
-    return pytest.approx(efficiency, abs=0.02)
-
-
-def test_a_wish_below_a_new_range_is_not_followed() -> None:
-    narrowed = rules(2, 4).resized(None, 1)
-    assert [narrowed.size(nodes) for nodes in (1, 2, 3, 4)] == [0, 2, 2, 2]
-    assert rules(2, 4, node_unit=2).resized(None, 3).size(4) == 2
-
-
-def test_the_metric_has_the_wanted_size_or_the_one_that_an_operator_has_asked_for() -> None:
-    job = begun(FLAT)
-    job.settle_search()
-
-    def shown() -> list[str]:
-        text = render_metrics([JobFigures(job.coordinator.status("resnet", job.now), {})], 0.0)
-        return [line for line in text.splitlines() if line.startswith("dlrover_job_wanted_nodes")]
-
-    assert shown() == ['dlrover_job_wanted_nodes{dlrover_job="resnet"} 1']
-    job.scale("3")
-    assert shown() == ['dlrover_job_wanted_nodes{dlrover_job="resnet"} 3']
-
-
-def test_the_key_in_etcd_has_the_wanted_size_or_the_one_that_an_operator_has_fixed() -> None:
-    job = begun(FLAT)
-    assert wanted_value(job.plan) == b"4"
-    job.settle_search()
-    assert wanted_value(job.plan) == b"1"
-    job.scale("3")
-    assert wanted_value(job.plan) == b"3"
-    assert wanted_value(Plan()) is None

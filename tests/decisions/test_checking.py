@@ -221,7 +221,7 @@ class TestBegin:
         assert check_part(job.assignment("c")).check_task is not None
         assert job.plan.reasons == (HealthCode.CHECKING(number=3, round=0),)
         assert job.waiting.text == "node check, round 0: 2 of 3 nodes have answered; missing: c"
-        assert [row.node_id for row in HealthProgress.get(job.waiting.policy).rows] == ["a", "b", "c"]
+        assert [row.node_id for row in HealthProgress.get(job.waiting.parts).rows] == ["a", "b", "c"]
         job.wait(TIMEOUT + CHECK_MARGIN)
         assert node_health(job, "c").status is HealthStatus.FAULT
         assert "did not answer for 55 s" in node_health(job, "c").reason
@@ -376,8 +376,10 @@ class TestRound:
         for name, links, problem in zip("abc", tried, problems, strict=True):
             report = msgspec.structs.replace(
                 job.statuses[name],
-                policy=msgspec.structs.replace(
-                    check_report(job.statuses[name]), link_result=LinkResults(check.key, links, problem)
+                parts=(
+                    msgspec.structs.replace(
+                        check_report(job.statuses[name]), link_result=LinkResults(check.key, links, problem)
+                    ),
                 ),
             )
             job.coordinator.receive(report, job.now)

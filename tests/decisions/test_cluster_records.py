@@ -69,7 +69,7 @@ from tf_ps_runner.cluster.recovery import recover_cluster, recovery_hint
 from tf_ps_runner.cluster.reports import MAX_ADDRESS, MAX_CAPACITY, MAX_ID, MAX_STEP, NodeTasks
 from tf_ps_runner.cluster.rules import ClusterRules
 
-RULES = JobRules(max_nodes=4, policy=ClusterRules(min_ps=1, max_ps=4, max_workers=8, save_timeout=2.5))
+RULES = JobRules(max_nodes=4, parts=(ClusterRules(min_ps=1, max_ps=4, max_workers=8, save_timeout=2.5),))
 
 
 def key(role: str, number: int) -> TaskKey:
@@ -100,7 +100,7 @@ PLAN = Plan(
     phase=PlanPhase.TRAINING,
     key=RoundKey(5, 3),
     members=(Member("a", "one", "host-a", 1), Member("b", "one", "host-b", 1)),
-    policy=CLUSTER,
+    parts=(CLUSTER,),
 )
 A, B = NodeKey("a", "one"), NodeKey("b", "one")
 
@@ -153,7 +153,7 @@ def test_rules_that_no_cluster_has_are_refused(changes: dict[str, Any], words: s
 
 def test_a_user_is_informed_which_rules_of_the_cluster_are_others() -> None:
     other = replace(
-        RULES, max_restarts=7, policy=msgspec.structs.replace(cluster_rules(RULES), max_ps=2, end_grace=1.0)
+        RULES, max_restarts=7, parts=(msgspec.structs.replace(cluster_rules(RULES), max_ps=2, end_grace=1.0),)
     )
     assert config_mismatch(RULES, RULES) == ""
     assert config_mismatch(RULES, other) == (
@@ -217,13 +217,13 @@ def test_the_longest_order_and_the_longest_status_fit_into_their_messages() -> N
         roles=(RoleState(Role.WORKER, succeeded=tuple(range(MAX_TASKS))),),
     )
     order = NodeOrder(version=MAX_ROUND, tasks=hosted, servers=addresses[:1], workers=addresses, hint=account)
-    data = encode(Assigned(Assignment(policy=order, reasons=sentence("x" * 2 * MAX_WHAT))))
+    data = encode(Assigned(Assignment(parts=(order,), reasons=sentence("x" * 2 * MAX_WHAT))))
     assert MAX_NODE_MESSAGE < len(data) < MAX_MASTER_MESSAGE
     assert isinstance(decode_from_master(data), Assigned)
     end = TaskEnd(EndCause.FAILURE, "\n" * MAX_WHAT, "\n" * MAX_TRACE)
     ended = tuple(TaskStatus(key=one.key, stage=TaskStage.ENDED, step=MAX_STEP, end=end) for one in hosted)
     hosting = order.remember(None).add_to(NodeTasks(capacity=(Capacity(Role.WORKER, MAX_CAPACITY),), tasks=ended))
-    data = encode(Report(status("n" * 36, "i" * 36, policy=hosting)))
+    data = encode(Report(status("n" * 36, "i" * 36, parts=(hosting,))))
     assert len(data) < MAX_NODE_MESSAGE
     assert isinstance(decode_from_node(data), Report)
 
@@ -246,7 +246,7 @@ def repeating(plan: Plan, name: str, **changes: Any) -> NodeReport:
         "address": f"{name}.net",
         **changes,
     }
-    return status(name, policy=hosting, **values)
+    return status(name, parts=(hosting,), **values)
 
 
 def recovered(*statuses: NodeReport, grace_over: bool = False) -> tuple[Plan, Cluster]:
@@ -277,7 +277,7 @@ def test_from_what_all_nodes_repeat_the_cluster_is_made_again() -> None:
 
 
 def test_a_round_that_a_node_knows_of_an_earlier_job_is_not_that_of_the_cluster() -> None:
-    earlier = status("c", policy=NodeTasks(capacity=(Capacity(Role.PS, 1),)), known_round=RoundKey(99, 8), epoch=99)
+    earlier = status("c", parts=(NodeTasks(capacity=(Capacity(Role.PS, 1),)),), known_round=RoundKey(99, 8), epoch=99)
     plan, made = recovered(repeating(PLAN, "a"), earlier, repeating(PLAN, "b"))
     assert (plan.key, plan.key.number) == (PLAN.key, made.version)
     of_others = [repeating(PLAN, name, known_round=RoundKey(99, 8)) for name in "ab"]
@@ -309,10 +309,16 @@ def test_the_latest_version_counts_where_nodes_know_of_two() -> None:
     later = msgspec.structs.replace(
         PLAN,
         key=RoundKey(5, 4),
-        policy=msgspec.structs.replace(
-            CLUSTER,
-            version=4,
-            tasks=(task("ps", 6, 0, "b", version=4), task("chief", 3, 0, "b", version=4), task("evaluator", 0, 0, "a")),
+        parts=(
+            msgspec.structs.replace(
+                CLUSTER,
+                version=4,
+                tasks=(
+                    task("ps", 6, 0, "b", version=4),
+                    task("chief", 3, 0, "b", version=4),
+                    task("evaluator", 0, 0, "a"),
+                ),
+            ),
         ),
     )
     plan, made = recovered(repeating(PLAN, "a"), repeating(later, "b"), grace_over=True)
@@ -324,7 +330,7 @@ def test_the_latest_version_counts_where_nodes_know_of_two() -> None:
 
 def test_between_two_versions_the_account_goes_on() -> None:
     waiting = msgspec.structs.replace(
-        PLAN, phase=PlanPhase.GATHERING, policy=msgspec.structs.replace(CLUSTER, tasks=(), stage=Stage.STARTING)
+        PLAN, phase=PlanPhase.GATHERING, parts=(msgspec.structs.replace(CLUSTER, tasks=(), stage=Stage.STARTING),)
     )
     plan, made = recovered(repeating(waiting, "a"), grace_over=True)
     assert (plan.phase, plan.key.number) == (PlanPhase.GATHERING, 3)
@@ -344,7 +350,7 @@ def test_until_the_cluster_is_known_again_each_node_goes_on_as_it_is() -> None:
     assert orders.take(word)
     assert orders.assignment.epoch == 9
     assert order_of(orders.assignment) == order_of(before)
-    memory = orders.memory.by_policy[ClusterRules.__struct_config__.tag]
+    memory = orders.memory.by_feature[ClusterRules.__struct_config__.tag]
     assert isinstance(memory, OrderMemory)
     assert memory.hint is not None
     assert len(memory.hint.assigned) == 3
@@ -365,7 +371,7 @@ def test_a_node_follows_a_coordinator_once_it_knows_the_latest_round() -> None:
 
 def test_a_node_that_hosted_nothing_waits_until_the_cluster_is_known_again() -> None:
     coordinator = Coordinator(RULES, 0.0, 9)
-    report = status("c", policy=NodeTasks(capacity=(Capacity(Role.PS, 1),)), known_round=PLAN.key, epoch=5)
+    report = status("c", parts=(NodeTasks(capacity=(Capacity(Role.PS, 1),)),), known_round=PLAN.key, epoch=5)
     coordinator.receive(report, 0.0)
     coordinator.advance(0.0)
     word = coordinator.assignment(report.key, Waiting(sentence("for others")))
@@ -415,13 +421,13 @@ SPENT = RoleState(Role.PS, ids=MAX_ID + 1)
     ],
 )
 def test_a_report_of_what_no_node_hosts_is_refused(hosting: NodeTasks, words: str) -> None:
-    problem = validate_report(status(policy=hosting), Plan())
+    problem = validate_report(status(parts=(hosting,)), Plan())
     assert problem is not None
     assert words in problem
 
 
 def test_an_address_that_is_too_long_for_all_to_be_reported_is_refused_with_a_way_out() -> None:
-    problem = validate_report(status(policy=NodeTasks(), address="x" * (MAX_ADDRESS + 1)), Plan())
+    problem = validate_report(status(parts=(NodeTasks(),), address="x" * (MAX_ADDRESS + 1)), Plan())
     assert problem is not None
     assert "--local-addr" in problem
 

@@ -65,7 +65,7 @@ def task(
 ) -> Assignment:
     """Return the assignment of a task to this node, the third of the check."""
     given = CheckTask(key=key(number, round), node=2, compute=compute, links=links, timeout=timeout)
-    return Assignment(epoch=1, policy=HealthAssignment(check_task=given))
+    return Assignment(epoch=1, parts=(HealthAssignment(check_task=given),))
 
 
 def has_computed(number: int = 0) -> Callable[[NodeReport], bool]:
@@ -389,7 +389,7 @@ class CheckRun:
 
     def __init__(self, workers: int = 1) -> None:
         entrypoint = Entrypoint("script", "x.py", python=sys.executable)
-        rules = JobRules(policy=HealthRules(check=CHECK_ONCE))
+        rules = JobRules(parts=(HealthRules(check=CHECK_ONCE),))
         spec = JobSpec(entrypoint, "job", workers, rules, backend="master", start_method="forkserver")
         self.workers = Workers(spec)
         self._news = asyncio.Event()
@@ -537,7 +537,7 @@ class TestReplacing:
             check_run.assign(with_part(task(1, (SELF, PEER)), HealthAssignment, health=own))
             await check_run.until(has_linked(1))
             assert check_run.part.pids == {check_run.workers.started[0]}, "its task stands"
-            check_run.assign(Assignment(policy=HealthAssignment(health=own)))
+            check_run.assign(Assignment(parts=(HealthAssignment(health=own),)))
             await check_run.until(lambda status: not check_run.part.pids)
             assert not psutil.pid_exists(check_run.workers.started[0])
             check_run.assign(with_part(task(1, (SELF, PEER), round=1), HealthAssignment, health=own))
@@ -666,7 +666,7 @@ class TestLeaving:
     def test_a_dismissed_node_leaves_with_a_code_of_its_own_and_a_reason(
         self, workspace: Workspace, found: HealthStatus, code: int, line: str
     ) -> None:
-        word = Assignment(epoch=1, policy=HealthAssignment(health=dismissed(found)))
+        word = Assignment(epoch=1, parts=(HealthAssignment(health=dismissed(found)),))
         agent_run = workspace.agent().on(has_computed(), word).run()
         assert agent_run.phases == [WAITING, NodePhase.LEFT]
         assert agent_run.result.exit_code == code

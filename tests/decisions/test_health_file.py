@@ -37,7 +37,7 @@ DEVICES = (DeviceSpeed(1, "H200", 0.084), DeviceSpeed(0, "H200", 0.5))
 FIRST = Assignment(
     phase=PlanPhase.TRAINING,
     ranks=rank_assignment(nodes=2, world_size=2),
-    policy=HealthAssignment(health=OWN, health_table=(OWN, OTHER)),
+    parts=(HealthAssignment(health=OWN, health_table=(OWN, OTHER)),),
 )
 
 
@@ -114,7 +114,7 @@ def test_only_news_is_written(tmp_path: Path) -> None:
     file = HealthFile(kept(tmp_path), lines.append)
     file.follow(FIRST, DEVICES)
     (tmp_path / FILE_NAME).unlink()
-    for repeated in (FIRST, Assignment(policy=HealthAssignment(health=OWN)), FIRST):
+    for repeated in (FIRST, Assignment(parts=(HealthAssignment(health=OWN),)), FIRST):
         file.follow(repeated, DEVICES)
     assert not (tmp_path / FILE_NAME).exists()
     file.follow(with_part(FIRST, HealthAssignment, health_table=(OWN,)), DEVICES)
@@ -124,7 +124,7 @@ def test_only_news_is_written(tmp_path: Path) -> None:
 
 def test_a_node_that_waits_keeps_what_it_knew_of_the_others(tmp_path: Path) -> None:
     later = msgspec.structs.replace(OWN, gigabytes=2.5)
-    follow(tmp_path, FIRST, Assignment(policy=HealthAssignment(health=later)))
+    follow(tmp_path, FIRST, Assignment(parts=(HealthAssignment(health=later),)))
     found = content(tmp_path)
     assert "nodes" in found
     assert found["node"] == {**found["node"], "gigabytes": 2.5}
@@ -132,7 +132,7 @@ def test_a_node_that_waits_keeps_what_it_knew_of_the_others(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("node_health", [None, msgspec.structs.replace(OWN, status=HealthStatus.PENDING)])
 def test_before_there_is_a_result_there_is_no_file(tmp_path: Path, node_health: NodeHealth | None) -> None:
-    assert follow(tmp_path, Assignment(policy=HealthAssignment(health=node_health))) == []
+    assert follow(tmp_path, Assignment(parts=(HealthAssignment(health=node_health),))) == []
     assert os.listdir(tmp_path) == []
 
 

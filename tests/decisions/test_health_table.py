@@ -226,7 +226,7 @@ def passed(*others: NodeHealth, links: tuple[LinkRow, ...] = (), own: NodeHealth
     return Assignment(
         phase=PlanPhase.TRAINING,
         ranks=rank_assignment(nodes=3, world_size=3),
-        policy=HealthAssignment(health=own, health_table=others, link_table=links),
+        parts=(HealthAssignment(health=own, health_table=others, link_table=links),),
     )
 
 
@@ -345,7 +345,7 @@ class TestBetweenTwoRounds:
             passed(*DONE),
             self.FAILED,
             self.CHECKED,
-            rules=JobRules(min_nodes=3, max_nodes=3, policy=HealthRules(check=CHECK_ALWAYS)),
+            rules=JobRules(min_nodes=3, max_nodes=3, parts=(HealthRules(check=CHECK_ALWAYS),)),
         )
         cause = "dlrover-run: rank 3 on b exited with code 1; a node check comes before restart 1"
         assert [line for line in lines if line == cause or "node check of" in line] == [
@@ -355,21 +355,21 @@ class TestBetweenTwoRounds:
         ]
 
     def test_on_one_node_its_name_is_no_news(self) -> None:
-        assert lines_of(self.FAILED, rules=JobRules(policy=HealthRules(check=CHECK_ALWAYS))) == [
+        assert lines_of(self.FAILED, rules=JobRules(parts=(HealthRules(check=CHECK_ALWAYS),))) == [
             "dlrover-run: rank 3 exited with code 1; a node check comes before restart 1"
         ]
 
     def test_where_no_check_comes_the_line_of_the_restart_reports_it(self) -> None:
-        assert lines_of(self.FAILED, rules=JobRules(policy=HealthRules(check=CHECK_ONCE))) == []
+        assert lines_of(self.FAILED, rules=JobRules(parts=(HealthRules(check=CHECK_ONCE),))) == []
 
     def test_the_failure_of_a_round_that_trains_again_is_old(self) -> None:
         spare = msgspec.structs.replace(self.FAILED, phase=PlanPhase.TRAINING)
-        assert lines_of(spare, rules=JobRules(policy=HealthRules(check=CHECK_ALWAYS))) == []
+        assert lines_of(spare, rules=JobRules(parts=(HealthRules(check=CHECK_ALWAYS),))) == []
 
 
 class TestOnceForEachCheck:
     GATHERING = Assignment(
-        phase=PlanPhase.GATHERING, policy=HealthAssignment(health=FOUR[0]), waiting=Waiting(sentence("a was lost"))
+        phase=PlanPhase.GATHERING, parts=(HealthAssignment(health=FOUR[0]),), waiting=Waiting(sentence("a was lost"))
     )
 
     def test_a_restart_of_the_workers_reports_nothing_again(self) -> None:
@@ -401,10 +401,10 @@ class TestOnceForEachCheck:
         dismissed = NodeHealth(
             node_id="c", incarnation="c", host="c", status=FAULT, reason=KILLED, dismissed=True
         )  # fmt: skip
-        assert lines_of(Assignment(policy=HealthAssignment(health=dismissed))) == []
+        assert lines_of(Assignment(parts=(HealthAssignment(health=dismissed),))) == []
 
     def test_what_is_still_open_is_not_reported(self) -> None:
-        assert lines_of(Assignment(policy=HealthAssignment(health=OPEN[0]))) == []
+        assert lines_of(Assignment(parts=(HealthAssignment(health=OPEN[0]),))) == []
 
 
 def test_a_tick_without_news_draws_the_same_table() -> None:

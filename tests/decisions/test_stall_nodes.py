@@ -42,7 +42,7 @@ from dlrover_run.features.hangs.stalls.rules import StallRules
 from dlrover_run.features.observe.records import Evidence, Traffic
 from dlrover_run.features.registry import decode_part, policy_of
 
-RULES = JobRules(3, 3, policy=StallRules(watched=1))
+RULES = JobRules(3, 3, parts=(StallRules(watched=1),))
 KEY = RoundKey(5, 2)
 PLAN = Plan(
     epoch=5,
@@ -225,7 +225,7 @@ def test_the_question_is_sent_to_all_nodes_until_the_worker_makes_progress() -> 
     assert decide(policy, asking, members(None, None, PARTLY), 11.0).plan is asking
     going_on = decide(policy, asking, members(None, None, None), 12.0).plan
     assert policy.tasks(going_on, rank_assignments(going_on)) == {}
-    assert StallState.get(policy.end_round(asking).policy) == StallState()
+    assert StallState.get(policy.end_round(asking).parts) == StallState()
 
 
 def test_a_node_answers_when_its_workers_have_trained_since_it_was_asked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,14 +245,14 @@ def test_a_node_answers_when_its_workers_have_trained_since_it_was_asked(monkeyp
     stalls.begin(Watch())  # type: ignore[arg-type]
 
     def part() -> StallNodeReport | None:
-        return StallNodeReport.find(stalls.add_to_report(report(0, None)).policy)
+        return StallNodeReport.find(stalls.add_to_report(report(0, None)).parts)
 
     def sample(at: float) -> None:
         stalls.observe([Evidence(0, at, Traffic())])
 
     def asked(number: int) -> Assignment:
         question = StallAssignment(question=StallQuestion(KEY, number)) if number else None
-        return Assignment(epoch=5, phase=PlanPhase.TRAINING, key=KEY, policy=question)
+        return Assignment(epoch=5, phase=PlanPhase.TRAINING, key=KEY, parts=() if question is None else (question,))
 
     sample(10.0)
     stalls.follow(asked(3))
@@ -287,10 +287,10 @@ def test_a_node_acts_on_a_worker_that_hangs_alone_once_for_each_question(monkeyp
     watch: Any = Watch()
     stalls.begin(watch)
     stalls.note_quiet(QuietNode(3, True, (ALONE,), partly=True))
-    assert StallNodeReport.find(stalls.add_to_report(report(2, None)).policy) == PARTLY
+    assert StallNodeReport.find(stalls.add_to_report(report(2, None)).parts) == PARTLY
     for number in (3, 3, 2):
         finding = StallFinding(KEY, number, (5,), ("node-2",), (GuiltCode.IDLE(),), (5,), alone=True)
-        stalls.follow(Assignment(epoch=5, phase=PlanPhase.TRAINING, key=KEY, policy=StallAssignment(finding)))
+        stalls.follow(Assignment(epoch=5, phase=PlanPhase.TRAINING, key=KEY, parts=(StallAssignment(finding),)))
     assert [found[-1] for found in watch.confirmed] == [True, True]
 
 
@@ -300,7 +300,7 @@ def test_the_records_survive_encoding() -> None:
         assert msgspec.json.decode(msgspec.json.encode(sent), type=NodeReport, dec_hook=decode_part) == sent
     found = find(PLAN, members(*ALL))
     assert found is not None
-    plan = msgspec.structs.replace(PLAN, policy=StallState(found, StallQuestion(KEY, 3)))
+    plan = msgspec.structs.replace(PLAN, parts=(StallState(found, StallQuestion(KEY, 3)),))
     assert msgspec.json.decode(msgspec.json.encode(plan), type=Plan, dec_hook=decode_part) == plan
 
 
@@ -328,7 +328,7 @@ def test_the_finding_is_sent_to_all_nodes_until_they_make_progress() -> None:
     assert decide(policy, stalled, members(*ALL), 11.0).plan is stalled
     going_on = decide(policy, stalled, members(None, *ALL[1:]), 12.0).plan
     assert policy.tasks(going_on, rank_assignments(going_on)) == {}
-    assert StallState.get(policy.end_round(stalled).policy).finding is None
+    assert StallState.get(policy.end_round(stalled).parts).finding is None
 
 
 def test_without_a_stall_the_policy_changes_no_decision() -> None:
@@ -353,7 +353,7 @@ class Watch:
 
 def assigned(number: int, key: RoundKey = KEY) -> Assignment:
     finding = StallFinding(key, number, (5,), ("node-2",), (GuiltCode.LOCKED(),), (5,))
-    return Assignment(epoch=5, phase=PlanPhase.TRAINING, key=key, policy=StallAssignment(finding))
+    return Assignment(epoch=5, phase=PlanPhase.TRAINING, key=key, parts=(StallAssignment(finding),))
 
 
 def test_a_node_acts_on_each_finding_once_and_only_while_it_is_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -368,9 +368,9 @@ def test_a_node_acts_on_each_finding_once_and_only_while_it_is_quiet(monkeypatch
     stalls.follow(assigned(1))
     assert watch.confirmed == []
     stalls.note_quiet(QuietNode(1, False, ALL[0].suspects))
-    assert StallNodeReport.find(stalls.add_to_report(report(0, None)).policy) == ALL[0]
+    assert StallNodeReport.find(stalls.add_to_report(report(0, None)).parts) == ALL[0]
     other = msgspec.structs.replace(report(0, None), ranks=None)
-    assert stalls.add_to_report(other).policy is None, "a report on another round"
+    assert stalls.add_to_report(other).parts == (), "a report on another round"
     stalls.follow(assigned(1, RoundKey(5, 1)))
     stalls.follow(assigned(2))
     stalls.follow(assigned(2))

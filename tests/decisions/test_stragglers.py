@@ -308,7 +308,7 @@ class TestTheLimits:
 
 
 # Three nodes with two workers each.
-RULES = JobRules(3, 3, policy=StragglerRules(watched=1))
+RULES = JobRules(3, 3, parts=(StragglerRules(watched=1),))
 KEY = RoundKey(5, 2)
 PLAN = Plan(
     epoch=5,
@@ -356,7 +356,7 @@ class TestSeveralNodes:
         key = PLAN.members[0].key
         away[key] = replace(away[key], disconnected_at=2.0, lost_at=99.0)
         assert find(plan, away) is None
-        assert StragglerState.get(decide(policy, plan, away, 2.0).plan.policy).stragglers
+        assert StragglerState.get(decide(policy, plan, away, 2.0).plan.parts).stragglers
         del away[key]
         assert find(plan, away) is None
 
@@ -374,12 +374,12 @@ class TestSeveralNodes:
         found = decide(policy, before, members(*ALL), 2.0)
         assert len(found.log_lines) == 1
         assert "rank 5" in found.log_lines[0]
-        assert replace(found.plan, policy=before.policy, clock=before.clock) == before
+        assert replace(found.plan, parts=before.parts, clock=before.clock) == before
         # Other figures of the same rank are no news.
         varied = members(part(0), part(1), part(2, Shares(5, computing=0.7, data=0.2)))
         assert decide(policy, found.plan, varied, 3.0).plan == found.plan
         gone = decide(policy, found.plan, members(part(0), part(1), part(2)), 4.0).plan
-        assert StragglerState.get(gone.policy) == StragglerState()
+        assert StragglerState.get(gone.parts) == StragglerState()
 
     def test_only_the_node_of_the_straggler_is_told(self) -> None:
         policy = policy_of(RULES)
@@ -391,7 +391,7 @@ class TestSeveralNodes:
     def test_its_state_ends_with_the_round(self) -> None:
         policy = policy_of(RULES)
         plan = decide(policy, PLAN, members(*ALL), 1.0).plan
-        assert StragglerState.get(policy.end_round(plan).policy) == StragglerState()
+        assert StragglerState.get(policy.end_round(plan).parts) == StragglerState()
         assert policy.end_round(PLAN) is PLAN
         assert find(replace(plan, phase=PlanPhase.GATHERING), members(*ALL)) is None
 
@@ -459,9 +459,9 @@ class TestTheAgent:
         for samples in itertools.islice(evidence(), int(LONG)):
             stragglers.observe(samples)
             if not woken:
-                assert StragglerNodeReport.find(stragglers.add_to_report(report(2, None)).policy) is None
+                assert StragglerNodeReport.find(stragglers.add_to_report(report(2, None)).parts) is None
         assert len(woken) == 1
-        found = StragglerNodeReport.get(stragglers.add_to_report(report(2, None)).policy)
+        found = StragglerNodeReport.get(stragglers.add_to_report(report(2, None)).parts)
         assert found == StragglerNodeReport((Shares(4, peers=1.0), Shares(5, data=1.0)))
         assert validate_report(stragglers.add_to_report(report(2, None)), PLAN) is None
 
@@ -469,14 +469,14 @@ class TestTheAgent:
         stragglers, _, _ = watched(lambda pid, _: None)
         for samples in itertools.islice(evidence(), int(LONG)):
             stragglers.observe(samples)
-        assert stragglers.add_to_report(report(2, None)).policy is None
+        assert stragglers.add_to_report(report(2, None)).parts == ()
 
     def test_what_is_found_is_an_event_once_and_its_end_is_one(self) -> None:
         stragglers, kept, _ = watched(lambda pid, _: None)
         plan = decide(policy_of(RULES), PLAN, members(*ALL), 1.0).plan
         view = node_views(policy_of(RULES), plan)[PLAN.members[2].key]
         found = build_assignment(plan, view, None)
-        for assignment in (found, found, replace(found, policy=None), replace(found, policy=None)):
+        for assignment in (found, found, replace(found, parts=()), replace(found, parts=())):
             stragglers.follow(assignment)
         begun, gone = kept.events
         assert isinstance(begun, StragglerFound)
@@ -488,12 +488,12 @@ class TestTheAgent:
         stragglers, kept, _ = watched(lambda pid, _: None)
         part = StragglerAssignment(RoundKey(5, 9), (Straggler(5, "data", 0.9, 0.0, 0.7),))
         own = rank_assignments(PLAN)[PLAN.members[2].key]
-        stragglers.follow(Assignment(ranks=own, key=KEY, policy=part))
-        stragglers.follow(Assignment(ranks=replace(own, key=RoundKey(5, 9)), key=RoundKey(5, 9), policy=part))
+        stragglers.follow(Assignment(ranks=own, key=KEY, parts=(part,)))
+        stragglers.follow(Assignment(ranks=replace(own, key=RoundKey(5, 9)), key=RoundKey(5, 9), parts=(part,)))
         stragglers.follow(Assignment())
         assert kept.events == []
         # The end of its round ends it too, and needs no event of its own.
-        stragglers.follow(Assignment(ranks=own, key=KEY, policy=replace(part, key=KEY)))
+        stragglers.follow(Assignment(ranks=own, key=KEY, parts=(replace(part, key=KEY),)))
         stragglers.follow(Assignment(ranks=replace(own, key=RoundKey(5, 9)), key=RoundKey(5, 9)))
         stragglers.follow(Assignment())
         assert [type(event) for event in kept.events] == [StragglerFound]

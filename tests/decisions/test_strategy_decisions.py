@@ -34,7 +34,7 @@ from tf_ps_runner.cluster.reports import NodeTasks
 from tf_ps_runner.cluster.rules import ClusterRules
 from tf_ps_runner.cluster.text import bounded
 
-RULES = JobRules(policy=ClusterRules(min_ps=1, max_ps=4, min_workers=1, max_workers=1))
+RULES = JobRules(parts=(ClusterRules(min_ps=1, max_ps=4, min_workers=1, max_workers=1),))
 POLICY = ParameterServerPolicy(RULES)
 
 
@@ -59,7 +59,7 @@ class Node:
         rooms = tuple(Capacity(role, number) for role, number in self.rooms.items())
         hosting = NodeTasks(capacity=rooms, tasks=statuses)
         return NodeReport(
-            node_id=self.name, incarnation="1", host=self.name, address=self.name, port=1, workers=0, policy=hosting
+            node_id=self.name, incarnation="1", host=self.name, address=self.name, port=1, workers=0, parts=(hosting,)
         )
 
 
@@ -100,7 +100,7 @@ def servers(plan: Plan) -> int:
 
 def training(node: Node, ps: int) -> Plan:
     """A plan in which a version with that many servers trains."""
-    plan = settle(Plan(policy=Cluster(desired=DesiredReplicas(ps=ps))), node)
+    plan = settle(Plan(parts=(Cluster(desired=DesiredReplicas(ps=ps)),)), node)
     assert (step_of(plan).stage, servers(plan)) == (Stage.TRAINING, ps)
     return plan
 
@@ -146,7 +146,7 @@ def test_without_that_the_same_request_is_granted() -> None:
 
 def test_with_fixed_servers_the_version_after_a_loss_waits_for_room_for_as_many() -> None:
     node, other = Node(ps=1), Node(ps=1, name="b")
-    plan = settle(Plan(policy=Cluster(desired=DesiredReplicas(ps=2))), node, other)
+    plan = settle(Plan(parts=(Cluster(desired=DesiredReplicas(ps=2)),)), node, other)
     assert servers(plan) == 2
     node.changes[Role.CHIEF] = other.changes[Role.CHIEF] = bounds(2, 2)
     plan = settle(plan, node, other)
@@ -206,7 +206,7 @@ def refusing(plan: Plan, node: Node, **reported: Any) -> Plan:
 
 def begun(node: Node, ps: int) -> Plan:
     """A plan in which the first version begins with that many servers."""
-    return decide(Plan(policy=Cluster(desired=DesiredReplicas(ps=ps))), node)
+    return decide(Plan(parts=(Cluster(desired=DesiredReplicas(ps=ps)),)), node)
 
 
 def test_a_job_that_begins_with_other_servers_than_the_checkpoint_takes_as_many_as_it_needs() -> None:

@@ -29,7 +29,7 @@ from dlrover_run.features.survivors.rules import SurvivorsRules
 from dlrover_run.features.survivors.text import SurvivorsCode
 from dlrover_run.words.reasons import codes, render
 
-RULES = rules(2, 4, policy=SurvivorsRules(reconfigure_timeout=10.0), last_call_timeout=1.0)
+RULES = rules(2, 4, parts=(SurvivorsRules(reconfigure_timeout=10.0),), last_call_timeout=1.0)
 OLDER = (SurvivorsCode.OLDER_TORCH(version="2.13.0"),)
 UNABLE = {"older torch": OLDER, "no block": (SurvivorsCode.NO_BLOCK(worker="rank 0"),)}
 
@@ -45,13 +45,13 @@ class SurvivingJob(VirtualJob):
         """Nodes come that can run a store."""
         for port, name in enumerate(names, 7000 + len(self.store_ports)):
             self.store_ports[name] = port
-            self.come(name, policy=SurvivorsReport(port=port))
+            self.come(name, parts=(SurvivorsReport(port=port),))
 
     def say(self, name: str, **part: Any) -> None:
         """The workers of a node have something new for the round that it has received."""
         key = self.statuses[name].known_round
         whole = SurvivorsReport(key=key, port=self.store_ports.get(name, 0), store=self.part(name).store)
-        self.report(name, policy=replace(whole, **part))
+        self.report(name, parts=(replace(whole, **part),))
 
     def offer(self, *names: str, kept: int = 0) -> None:
         for name in names:
@@ -59,11 +59,11 @@ class SurvivingJob(VirtualJob):
             self.say(name, handles=tuple(f"{name}{rank} of {number}" for rank in (0, 1)), kept=kept)
 
     def part(self, name: str) -> SurvivorsAssignment:
-        return SurvivorsAssignment.get(self.assignment(name).policy)
+        return SurvivorsAssignment.get(self.assignment(name).parts)
 
     @property
     def formation(self) -> Formation | None:
-        return SurvivorsState.get(self.plan.policy).formation
+        return SurvivorsState.get(self.plan.parts).formation
 
 
 def trained() -> SurvivingJob:
@@ -76,7 +76,7 @@ def trained() -> SurvivingJob:
 
 
 def test_a_job_without_the_rule_has_no_such_policy() -> None:
-    assert type(policy_of(rules(1, 1, policy=SurvivorsRules()))).__name__ == "Policy"
+    assert type(policy_of(rules(1, 1, parts=(SurvivorsRules(),)))).__name__ == "Policy"
     assert type(policy_of(RULES)) is SurvivorsPolicy
 
 
@@ -136,7 +136,7 @@ def test_a_node_that_is_away_holds_the_group_back() -> None:
     job.offer("a")
     job.lose("b")
     job.statuses["b"] = replace(
-        job.statuses["b"], policy=SurvivorsReport(job.plan.key, ("b0", "b1"), port=7001, store=job.part("b").store)
+        job.statuses["b"], parts=(SurvivorsReport(job.plan.key, ("b0", "b1"), port=7001, store=job.part("b").store),)
     )
     assert job.formation is None
     play(job, "back b")
@@ -171,7 +171,7 @@ def test_one_worker_that_cannot_makes_it_a_round_of_today_and_one_line_says_why(
     if case in UNABLE:
         job.say("b", unable=UNABLE[case])
     assert job.formation == Formation(job.plan.key)
-    state = SurvivorsState.get(job.plan.policy)
+    state = SurvivorsState.get(job.plan.parts)
     expected = {
         "older torch": "survivors.unable",
         "no block": "survivors.no_block",
@@ -189,12 +189,12 @@ def test_one_worker_that_cannot_makes_it_a_round_of_today_and_one_line_says_why(
 def test_a_round_that_is_too_large_is_one_of_today() -> None:
     job = SurvivingJob()
     for name in "ab":
-        job.come(name, policy=SurvivorsReport(port=7000), workers=MAX_GROUP // 2 + 1)
+        job.come(name, parts=(SurvivorsReport(port=7000),), workers=MAX_GROUP // 2 + 1)
     for name in "ab":
         job.statuses[name] = replace(job.statuses[name], workers=MAX_GROUP // 2 + 1)
         job.report(name)
     job.wait(2)
-    assert codes(SurvivorsState.get(job.plan.policy).why_not) == ("survivors.too_large",)
+    assert codes(SurvivorsState.get(job.plan.parts).why_not) == ("survivors.too_large",)
 
 
 def test_a_coordinator_without_records_comes_to_the_same_group() -> None:
@@ -213,7 +213,7 @@ def test_a_coordinator_without_records_finds_the_store_in_the_reports() -> None:
     def state(own: Store, known: Store | None) -> MemberState:
         part = SurvivorsReport(port=own.port, store=known)
         report = NodeReport(
-            node_id=own.node_id, incarnation="1", host="h", address=own.address, port=0, workers=2, policy=part
+            node_id=own.node_id, incarnation="1", host="h", address=own.address, port=0, workers=2, parts=(part,)
         )
         return MemberState(report, 0.0, 0.0)
 
@@ -235,12 +235,14 @@ def test_a_uuid_belongs_to_one_round() -> None:
 def test_a_report_has_the_handles_of_all_workers_or_of_none() -> None:
     report = NodeReport(node_id="a", incarnation="1", host="a", address="", port=0, workers=2)
     for handles, is_valid in (((), True), (("x", "y"), True), (("x",), False), (("x", "x"), False)):
-        sent = replace(report, policy=SurvivorsReport(handles=handles, port=7000))
+        sent = replace(report, parts=(SurvivorsReport(handles=handles, port=7000),))
         assert (validate_report(sent, Plan()) is None) is is_valid
 
 
 def test_a_report_has_the_port_of_a_store() -> None:
-    report = NodeReport(node_id="a", incarnation="1", host="a", address="", port=0, workers=2, policy=SurvivorsReport())
+    report = NodeReport(
+        node_id="a", incarnation="1", host="a", address="", port=0, workers=2, parts=(SurvivorsReport(),)
+    )
     assert validate_report(report, Plan()) == "a reports no port for the store of its workers"
 
 

@@ -47,13 +47,15 @@ class Node:
         return {"rank 0": done} if steps else {}
 
     def follow(self, part: AutoscaleAssignment | None, key: RoundKey = KEY, ends: bool = False) -> None:
-        self.throughput.follow(Assignment(phase=PlanPhase.TRAINING, key=key, ranks=ranks(key), policy=part), ends)
+        self.throughput.follow(
+            Assignment(phase=PlanPhase.TRAINING, key=key, ranks=ranks(key), parts=() if part is None else (part,)), ends
+        )
 
     def part(self, key: RoundKey = KEY) -> AutoscaleNodeReport | None:
         report = NodeReport(
             node_id="a", incarnation="1", host="a", address="a.net", port=1, workers=1, ranks=ranks(key)
         )
-        return AutoscaleNodeReport.find(self.throughput.add_to_report(report).policy)
+        return AutoscaleNodeReport.find(self.throughput.add_to_report(report).parts)
 
 
 def ranks(key: RoundKey) -> RankAssignment:

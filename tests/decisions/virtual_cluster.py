@@ -43,7 +43,7 @@ REPEATED = TaskEnd(EndCause.REPEATED, "raised ValueError: no such column", "Trac
 def rules(ps: int = 2, workers: int = 2, **changes: object) -> JobRules:
     """Return the rules of a job with that many servers and workers, and other fields by name."""
     numbers = {"min_ps": ps, "max_ps": ps, "min_workers": 0, "max_workers": workers}
-    return JobRules(max_nodes=8, policy=ClusterRules(**{**numbers, **changes}))  # type: ignore[arg-type]
+    return JobRules(max_nodes=8, parts=(ClusterRules(**{**numbers, **changes}),))  # type: ignore[arg-type]
 
 
 class VirtualCluster:
@@ -98,7 +98,13 @@ class VirtualCluster:
         numbers |= {Role(name): number for name, number in others.items()}
         rooms = tuple(Capacity(role, number) for role, number in numbers.items() if number)
         self.statuses[name] = NodeReport(
-            node_id=name, incarnation="1", host=name, address=name, port=1, workers=0, policy=NodeTasks(capacity=rooms)
+            node_id=name,
+            incarnation="1",
+            host=name,
+            address=name,
+            port=1,
+            workers=0,
+            parts=(NodeTasks(capacity=rooms),),
         )
         self._receive(name)
 
@@ -157,7 +163,7 @@ class VirtualCluster:
 
     def scale(self, **targets: int) -> str:
         """An operator requests other numbers of tasks; returns the answer. Raises RequestFailed."""
-        request = OperatorRequest(Action.SCALE, by="ann", policy=ScaleRequest(**targets))
+        request = OperatorRequest(Action.SCALE, by="ann", part=ScaleRequest(**targets))
         answer = render(self.coordinator.request(request, self.now))
         self.settle()
         return answer
@@ -205,7 +211,7 @@ class VirtualCluster:
         status = self.statuses[name]
         assert tasks_of(status) is not None
         hosting = msgspec.structs.replace(tasks_of(status), **changes)
-        self.statuses[name] = msgspec.structs.replace(status, policy=hosting)
+        self.statuses[name] = msgspec.structs.replace(status, parts=(hosting,))
 
     def _obey(self, name: str) -> bool:
         order, hosting = self.order_if_any(name), tasks_of(self.statuses[name])

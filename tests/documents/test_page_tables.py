@@ -79,7 +79,7 @@ def value_of(rule: str, backend: str) -> float:
     """The value of a rule in a job without given times."""
     command = ["--nnodes=2", f"--rdzv-backend={backend}", "--rdzv-endpoint=a", __file__]
     rules = parse(command, {}, warn=print).rules
-    value: float = getattr(rules if hasattr(rules, rule) else HealthRules.get(rules.policy), rule)
+    value: float = getattr(rules if hasattr(rules, rule) else HealthRules.get(rules.parts), rule)
     return value
 
 

@@ -289,7 +289,7 @@ async def main(relay):
     reporter.update(Assignment(
         ranks=RankAssignment(key=RoundKey(1, 1), restart_count=0, node_rank=0, nodes=2, workers=1, first_rank=0,
                   world_size=2, role_first_rank=0, role_world_size=2, store_address="a", store_port=1),
-        policy=HealthAssignment(health_table=nodes("passed", "straggler")),
+        parts=(HealthAssignment(health_table=nodes("passed", "straggler")),),
     ))
     lines.info("this is the end")
     await relay.drain()

@@ -42,12 +42,12 @@ class Node(Events):
 
     def assign(self, number: int, nodes: int = 4, seconds: float = WAIT, ends: bool = False) -> None:
         run = CommandRun(CommandKey(5, number), nodes, NODE, seconds)
-        self.command.follow(Assignment(policy=AutoscaleAssignment(command=run)), ends)
+        self.command.follow(Assignment(parts=(AutoscaleAssignment(command=run),)), ends)
 
     @property
     def result(self) -> CommandResult | None:
         report = NodeReport(node_id="a", incarnation="1", host="a", address="a.net", port=1, workers=1)
-        part = AutoscaleNodeReport.find(self.command.add_to_report(report).policy)
+        part = AutoscaleNodeReport.find(self.command.add_to_report(report).parts)
         return None if part is None else part.command
 
     async def end(self, number: int) -> bool:

@@ -11,7 +11,7 @@ import msgspec
 from msgspec.structs import replace
 
 from dlrover_run.coordination.model import Assignment, NodePhase
-from dlrover_run.coordination.policy_records import PolicyReport
+from dlrover_run.coordination.parts import ReportPart
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.rendezvous.kv.records import Keys
 from dlrover_run.rendezvous.local import LocalClient
@@ -42,12 +42,12 @@ class ClientAlone(NodeClient):
 
 
 class WrittenNode(Node):
-    """A node that sends the reports that a test writes. `policy` is the part of its policy; `changes` counts the
+    """A node that sends the reports that a test writes. `part` is its part of a feature; `changes` counts the
     changes that its client has notified."""
 
-    def __init__(self, place: Place, spec: JobSpec, host: str, incarnation: str, policy: PolicyReport | None) -> None:
+    def __init__(self, place: Place, spec: JobSpec, host: str, incarnation: str, part: ReportPart | None) -> None:
         self.changes = 0
-        self.policy = policy
+        self.part = part
         self._fields: dict[str, Any] | None = None
         super().__init__(place, spec, host, incarnation)
 
@@ -77,7 +77,9 @@ class WrittenNode(Node):
         self._state.accept(self.assignment)
         if self._state.round != before:
             self._fields = {"phase": NodePhase.WAITING}
-        self.rendezvous.report(msgspec.structs.replace(self._state.report(**self._fields), policy=self.policy))
+        self.rendezvous.report(
+            msgspec.structs.replace(self._state.report(**self._fields), parts=() if self.part is None else (self.part,))
+        )
 
     def _follow(self) -> None:
         pass
@@ -115,12 +117,12 @@ class Backend:
             process.dispose()
         self._stack.close()
 
-    def node(self, name: str = "a", policy: PolicyReport | None = None, program: str = "a.py") -> WrittenNode:
+    def node(self, name: str = "a", part: ReportPart | None = None, program: str = "a.py") -> WrittenNode:
         """Start a process that becomes a node of the job, and reports that it waits."""
         number = len(self.nodes) + 1
         spec = job_spec(name, f"10.1.0.{number}", 2, "default", None, self.rules)
         spec = replace(spec, entrypoint=Entrypoint("script", f"/home/{name}/{program}"))
-        node = WrittenNode(self._place, spec, name, f"i{number}", policy)
+        node = WrittenNode(self._place, spec, name, f"i{number}", part)
         self.nodes.append(node)
         return node
 

@@ -100,7 +100,7 @@ class Store:
 def _without_memory(report: NodeReport) -> NodeReport:
     """Return the report as the agent made it: the client adds fields that a coordinator without records needs."""
     tasks = tasks_of(report)
-    return report if tasks is None else replace(report, policy=replace(tasks, hint=None))
+    return report if tasks is None else replace(report, parts=(replace(tasks, hint=None),))
 
 
 def _plan_of(current: KeyValue | None) -> Plan | None:

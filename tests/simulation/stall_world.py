@@ -214,7 +214,7 @@ def play(seed: int) -> World:
 
 async def _play(world: World) -> None:
     loop = asyncio.get_running_loop()
-    policy = StallPolicy(JobRules(NODES, NODES, policy=StallRules(watched=1)))
+    policy = StallPolicy(JobRules(NODES, NODES, parts=(StallRules(watched=1),)))
     plan = PLAN
     received: dict[int, NodeReport] = {}
     broken: list[BaseException] = []
@@ -236,7 +236,7 @@ async def _play(world: World) -> None:
         parts = policy.tasks(plan, rank_assignments(plan))
         for number, node in enumerate(nodes):
             assignment = Assignment(
-                epoch=1, phase=PlanPhase.TRAINING, key=KEY, policy=parts.get(PLAN.members[number].key)
+                epoch=1, phase=PlanPhase.TRAINING, key=KEY, parts=(parts.get(PLAN.members[number].key),)
             )
             send(NODES + number, lambda node=node, assignment=assignment: node.stalls.follow(assignment))
 

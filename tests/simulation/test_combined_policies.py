@@ -3,8 +3,9 @@ whole jobs in the simulation."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
+from random import Random
 from typing import Any
 from unittest.mock import patch
 
@@ -16,8 +17,8 @@ from warm_up.policy import WarmUpPolicy
 from warm_up.rules import WarmUpAssignment, WarmUpRules, WarmUpState
 
 from dlrover_run.coordination.combined_policy import CombinedPolicy
-from dlrover_run.coordination.combined_records import RECORDS, CombinedState, Memories, combine, with_part
 from dlrover_run.coordination.model import Assignment, NodeKey, Plan, PlanPhase, RankAssignment
+from dlrover_run.coordination.parts import Memories, combine, join, split, with_part
 from dlrover_run.coordination.policy import Policy
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.coordination.validation import config_mismatch
@@ -39,7 +40,7 @@ from tf_ps_runner.cluster.orders import NodeOrder, OrderMemory
 from tf_ps_runner.cluster.rules import ClusterRules
 
 WARM_UP = WarmUpRules(0.5)
-BOTH = JobRules(2, 4, policy=combine((HealthRules(check=CHECK_ONCE), WARM_UP)))
+BOTH = JobRules(2, 4, parts=combine((HealthRules(check=CHECK_ONCE), WARM_UP)))
 
 
 @pytest.fixture(autouse=True)
@@ -54,38 +55,33 @@ def decoded(record: Any) -> Any:
 
 def test_one_policy_is_not_combined() -> None:
     assert type(registry.policy_of(JobRules())) is Policy
-    assert type(registry.policy_of(JobRules(policy=WARM_UP))) is WarmUpPolicy
+    assert type(registry.policy_of(JobRules(parts=(WARM_UP,)))) is WarmUpPolicy
     unused = combine((HealthRules(check=CHECK_ONCE), WarmUpRules()))
-    assert type(registry.policy_of(JobRules(policy=unused))) is HealthPolicy
+    assert type(registry.policy_of(JobRules(parts=unused))) is HealthPolicy
     assert type(registry.policy_of(BOTH)) is CombinedPolicy
     state = HealthState(check_count=1)
-    assert with_part(None, state) is state
-    assert combine((None, HealthState(), state)) is state
-    assert combine((None,)) is None
+    assert with_part((), state) == combine((HealthState(),), (state,)) == (state,)
 
 
 def test_a_record_holds_the_parts_of_several_policies() -> None:
-    plan = Plan(policy=with_part(WarmUpState(3), HealthState(check_count=1)))
-    assert decoded(plan) == plan == Plan(policy=with_part(HealthState(check_count=1), WarmUpState(3)))
-    assert (WarmUpState.get(plan.policy).count, HealthState.get(plan.policy).check_count) == (3, 1)
-    assert Cluster.find(plan.policy) is None
-    changed = with_part(plan.policy, WarmUpState(4))
+    plan = Plan(parts=with_part((WarmUpState(3),), HealthState(check_count=1)))
+    assert decoded(plan) == plan == Plan(parts=with_part((HealthState(check_count=1),), WarmUpState(3)))
+    assert (WarmUpState.get(plan.parts).count, HealthState.get(plan.parts).check_count) == (3, 1)
+    assert Cluster.find(plan.parts) is None
+    changed = with_part(plan.parts, WarmUpState(4))
     assert (WarmUpState.get(changed).count, HealthState.get(changed).check_count) == (4, 1)
 
 
 @pytest.mark.parametrize(
     "parts",
     [
-        [],
-        [{"type": "health"}],
         [{"type": "health"}, {"type": "health"}],
         [{"type": "warm_up"}, {"type": "health"}],
         [{"type": "health"}, {"type": "unknown"}],
-        [{"type": "combined", "parts": [{"type": "health"}, {"type": "warm_up"}]}, {"type": "health"}],
     ],
 )
-def test_parts_that_are_not_combined_as_they_have_to_be_are_refused(parts: list[Any]) -> None:
-    data = msgspec.json.encode({"policy": {"type": "combined", "parts": parts}})
+def test_parts_out_of_order_repeated_or_unknown_are_refused(parts: list[Any]) -> None:
+    data = msgspec.json.encode({"parts": parts})
     with pytest.raises(msgspec.ValidationError):
         msgspec.json.decode(data, type=Plan, dec_hook=registry.decode_part)
 
@@ -95,45 +91,44 @@ def test_rules_of_several_policies_are_sent_and_compared() -> None:
     with pytest.raises(InvalidMessage):
         decode_rules({**encode_rules(BOTH), "unknown.seconds": 1})
     assert config_mismatch(BOTH, BOTH) == ""
-    warmer = replace(BOTH, policy=with_part(BOTH.policy, WarmUpRules(2.0)))
+    warmer = replace(BOTH, parts=with_part(BOTH.parts, WarmUpRules(2.0)))
     assert "seconds is 0.5, not 2" in config_mismatch(BOTH, warmer)
 
 
 def test_a_node_keeps_and_remembers_the_part_of_each_policy() -> None:
     tracker = AssignmentTracker()
     order = NodeOrder(version=4, hint=RecoveryHint(version=4))
-    tracker.take(Assignment(epoch=1, policy=with_part(order, WarmUpAssignment(1))))
+    tracker.take(Assignment(epoch=1, parts=with_part((order,), WarmUpAssignment(1))))
     # A new coordinator does not know the order yet, and has another part of the other policy.
-    tracker.take(Assignment(epoch=2, policy=with_part(NodeOrder(version=4, keep=True), WarmUpAssignment(2))))
-    assert NodeOrder.find(tracker.assignment.policy) == order
-    assert WarmUpAssignment.find(tracker.assignment.policy) == WarmUpAssignment(2)
-    tracker.take(Assignment(epoch=2, policy=WarmUpAssignment(3)))
+    tracker.take(Assignment(epoch=2, parts=with_part((NodeOrder(version=4, keep=True),), WarmUpAssignment(2))))
+    assert NodeOrder.find(tracker.assignment.parts) == order
+    assert WarmUpAssignment.find(tracker.assignment.parts) == WarmUpAssignment(2)
+    tracker.take(Assignment(epoch=2, parts=(WarmUpAssignment(3),)))
     assert tracker.memory == Memories({NAME: OrderMemory(RecoveryHint(version=4))})
 
 
 def test_parts_that_all_nodes_receive_alike_are_split_off_and_joined() -> None:
     order = NodeOrder(version=4, servers=("a:1",), hint=RecoveryHint(version=4))
-    whole = with_part(order, HealthAssignment())
-    common, own = whole.split()
-    assert common is not None
-    assert own.join(common) == whole
+    whole = with_part((order,), HealthAssignment())
+    common, own = split(whole)
+    assert common
+    assert join(own, common) == whole
 
 
-ASKED_OF_PARTS = {"needs_rounds", "flags", "per_node", "value_names", "keep", "remember"}
-VALUES = {"has_rounds", "needs_gathering", "watches_spares", "chooses_size"}
+VALUES = {"continued", "tasks", "has_rounds", "needs_gathering", "watches_spares", "chooses_size"}
 
 
-@pytest.mark.parametrize("combined", [CombinedPolicy, *RECORDS])
-def test_a_combination_answers_whatever_one_policy_answers(combined: type[Any]) -> None:
+def test_a_combination_answers_whatever_one_policy_answers() -> None:
+    combined = CombinedPolicy
     asked = {name for name in vars(combined.__bases__[-1]) if not name.startswith("_")}
-    assert asked - ASKED_OF_PARTS - VALUES <= vars(combined).keys()
+    assert asked - VALUES <= vars(combined).keys()
 
 
 def test_at_most_one_policy_decides_alone() -> None:
     alone = ClusterRules()
-    assert JobRules(policy=with_part(alone, WARM_UP)).problem() == JobRules(policy=alone).problem()
+    assert JobRules(parts=with_part((alone,), WARM_UP)).problem() == JobRules(parts=(alone,)).problem()
     with patch.object(WarmUpRules, "has_rounds", False):
-        assert "each decide alone" in str(JobRules(policy=with_part(alone, WARM_UP)).problem())
+        assert "each decide alone" in str(JobRules(parts=with_part((alone,), WARM_UP)).problem())
 
 
 class Watched:
@@ -144,21 +139,32 @@ class Watched:
 
     def tasks(self, policy: WarmUpPolicy, plan: Plan, ranks: dict[NodeKey, RankAssignment]) -> Any:
         if plan.phase is PlanPhase.TRAINING:
-            warm = {NodeKey(*key) for key in WarmUpState.get(plan.policy).warm}
+            warm = {NodeKey(*key) for key in WarmUpState.get(plan.parts).warm}
             demand(ranks.keys() <= warm, "no node trains that is not warm")
-            self.combined += bool(warm) and isinstance(plan.policy, CombinedState)
+            self.combined += bool(warm) and len(plan.parts) > 1
         return real_tasks(policy, plan, ranks)
 
 
 real_tasks = WarmUpPolicy.tasks
 
 
+def _with_warm_up(program: type[Program]) -> Callable[[Any, Random], JobRules]:
+    """Return the method that makes the rules of such a program, with a warm-up."""
+    real = program.rules
+
+    def rules(self: Any, random: Random) -> JobRules:
+        made = real(self, random)
+        return replace(made, parts=with_part(made.parts, WARM_UP))
+
+    return rules
+
+
 @pytest.fixture
 def watched() -> Iterator[Watched]:
     found = Watched()
     with (
-        patch.object(torch, "HealthRules", lambda **rules: with_part(HealthRules(**rules), WARM_UP)),
-        patch.object(servers, "ClusterRules", lambda **rules: with_part(ClusterRules(**rules), WARM_UP)),
+        patch.object(torch.TorchProgram, "rules", _with_warm_up(torch.TorchProgram)),
+        patch.object(servers.ServersProgram, "rules", _with_warm_up(servers.ServersProgram)),
         patch.object(WarmUpPolicy, "tasks", lambda policy, plan, ranks: found.tasks(policy, plan, ranks)),
     ):
         yield found

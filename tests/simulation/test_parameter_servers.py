@@ -183,10 +183,10 @@ def test_a_version_is_ended_by_what_was_lost_when_that_was_decided_on() -> None:
             for role, node in places
         )
         cluster = Cluster(version=number, tasks=tasks)
-        return Plan(phase=PlanPhase.TRAINING, key=RoundKey(1, number), policy=cluster)
+        return Plan(phase=PlanPhase.TRAINING, key=RoundKey(1, number), parts=(cluster,))
 
     before, after = version(1, 0), version(2, 1)
-    (server, chief) = Cluster.get(before.policy).tasks
+    (server, chief) = Cluster.get(before.parts).tasks
     nodes = [
         SimpleNamespace(
             key=view.host_of(task),

@@ -11,7 +11,7 @@ import pytest
 from harness import only_long
 from msgspec.structs import replace
 
-from dlrover_run.coordination.combined_records import with_part
+from dlrover_run.coordination.parts import with_part
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.features.hangs.search import guilt
 from dlrover_run.features.hangs.search.round_detectors import RoundDetectors
@@ -32,8 +32,8 @@ class WatchedProgram(TorchProgram):
     def rules(self, random: Random) -> JobRules:
         """The same rules, with the policies."""
         rules = super().rules(random)
-        with_stalls = with_part(rules.policy, StallRules(watched=1))
-        return replace(rules, policy=with_part(with_stalls, StragglerRules(watched=1)))
+        with_stalls = with_part(rules.parts, StallRules(watched=1))
+        return replace(rules, parts=with_part(with_stalls, StragglerRules(watched=1)))
 
 
 def run(seed: int, place: str, program: type[Program]) -> tuple[Outcome, list[str]]:

@@ -67,7 +67,7 @@ def test_every_law_holds_for_ten_thousand_seeds(place: str, first: int) -> None:
 
 def offers_of_some(plan: Any, members: Any) -> list[SurvivorsReport] | None:
     states = [state for member in plan.members if (state := members.get(member.key)) and state.connected]
-    parts = [SurvivorsReport.get(state.report.policy) for state in states if state.report.in_round(plan.key)]
+    parts = [SurvivorsReport.get(state.report.parts) for state in states if state.report.in_round(plan.key)]
     return [part for part in parts if part.key == plan.key and part.handles] or None
 
 

@@ -107,7 +107,7 @@ JOB = f"job-{os.getpid()}"
 
 
 def requested(**numbers: int) -> OperatorRequest:
-    return OperatorRequest(Action.SCALE, by=requester(), policy=ScaleRequest(**numbers))
+    return OperatorRequest(Action.SCALE, by=requester(), part=ScaleRequest(**numbers))
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_auto_gives_numbers_back(agents: Agents) -> None:
     agent = agents(JOB, "done")
     assert run(TF_PS_RUN, ["scale", "--ps=auto", "--workers=3", f"--rdzv-id={JOB}"]) == 0
     size = ScaleRequest(workers=3, auto=(Role.PS,))
-    assert agent.requests == [OperatorRequest(Action.SCALE, by=requester(), policy=size)]
+    assert agent.requests == [OperatorRequest(Action.SCALE, by=requester(), part=size)]
     assert "any number of parameter servers" in size.text
 
 

@@ -81,9 +81,8 @@ def test_a_machine_without_a_role_hosts_the_maximum_of_each_role() -> None:
 )
 def test_a_job_with_a_range_may_choose_within_it(flag: str, scaling: int, size: str) -> None:
     rules = job_of(f"{flag} {size} --rdzv-conf=autoscale_block=2 train.py").job.rules
-    assert (AutoscaleRules.get(rules.policy).scaling, AutoscaleRules.get(rules.policy).block) == (scaling, 2.0)
-    assert rules.policy is not None
-    assert not rules.policy.has_rounds
+    assert (AutoscaleRules.get(rules.parts).scaling, AutoscaleRules.get(rules.parts).block) == (scaling, 2.0)
+    assert not rules.has_rounds
     assert policy_of(rules).__class__ is ParameterServerPolicy
 
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import msgspec
 
-from dlrover_run.coordination.policy_records import (
-    PolicyAssignment,
-    PolicyProgress,
-    PolicyReport,
-    PolicyRules,
-    PolicyState,
+from dlrover_run.coordination.parts import (
+    AssignmentPart,
+    PlanPart,
+    ReportPart,
+    RulesPart,
+    WaitingPart,
 )
 
 
-class WarmUpRules(msgspec.Struct, PolicyRules, frozen=True, forbid_unknown_fields=True, tag="warm_up"):
+class WarmUpRules(msgspec.Struct, RulesPart, frozen=True, forbid_unknown_fields=True, tag="warm_up"):
     """A warm-up takes that many seconds, 0 for none."""
 
     seconds: float = 0.0
@@ -24,7 +24,7 @@ class WarmUpRules(msgspec.Struct, PolicyRules, frozen=True, forbid_unknown_field
         return self.seconds > 0
 
 
-class WarmUpState(msgspec.Struct, PolicyState, frozen=True, forbid_unknown_fields=True, tag="warm_up"):
+class WarmUpState(msgspec.Struct, PlanPart, frozen=True, forbid_unknown_fields=True, tag="warm_up"):
     """Which processes warm up, since when, and which are warm. `count` warm-ups have begun."""
 
     count: int = 0
@@ -33,19 +33,19 @@ class WarmUpState(msgspec.Struct, PolicyState, frozen=True, forbid_unknown_field
     warm: tuple[tuple[str, str], ...] = ()
 
 
-class WarmUpReport(msgspec.Struct, PolicyReport, frozen=True, forbid_unknown_fields=True, tag="warm_up"):
+class WarmUpReport(msgspec.Struct, ReportPart, frozen=True, forbid_unknown_fields=True, tag="warm_up"):
     """How warm a node is."""
 
     degrees: int = 0
 
 
-class WarmUpAssignment(msgspec.Struct, PolicyAssignment, frozen=True, forbid_unknown_fields=True, tag="warm_up"):
+class WarmUpAssignment(msgspec.Struct, AssignmentPart, frozen=True, forbid_unknown_fields=True, tag="warm_up"):
     """The warm-up that a node takes part in."""
 
     number: int = 0
 
 
-class WarmUpProgress(msgspec.Struct, PolicyProgress, frozen=True, forbid_unknown_fields=True, tag="warm_up"):
+class WarmUpProgress(msgspec.Struct, WaitingPart, frozen=True, forbid_unknown_fields=True, tag="warm_up"):
     """How many nodes warm up."""
 
     nodes: int = 0

@@ -12,8 +12,8 @@ import msgspec
 from dlrover_run.agent.framework import AgentServices, FrameworkAdapter
 from dlrover_run.agent.reconcile import Action, DesiredTask, TaskState
 from dlrover_run.agent.result import JobResult, TaskResults
-from dlrover_run.coordination.combined_records import with_part
 from dlrover_run.coordination.model import OVER, Assignment, NodePhase, NodeReport, Waiting
+from dlrover_run.coordination.parts import with_part
 from dlrover_run.features.observe.page import Progress
 from dlrover_run.workers.starter import Starter
 from tf_ps_runner.agent.channel import TaskChannel
@@ -48,7 +48,7 @@ class TensorFlowAdapter(FrameworkAdapter[TaskKey]):
     noun = "tasks"
 
     def __init__(self, spec: PsJobSpec, services: AgentServices) -> None:
-        assert ClusterRules.find(spec.job.rules.policy) is not None, "such a job has rules for its cluster"
+        assert ClusterRules.find(spec.job.rules.parts) is not None, "such a job has rules for its cluster"
         self._spec = spec
         self._services = services
         self._console = services.console
@@ -164,7 +164,7 @@ class TensorFlowAdapter(FrameworkAdapter[TaskKey]):
 
     @property
     def _order(self) -> NodeOrder:
-        return NodeOrder.find(self._assignment.policy) or NO_TASKS
+        return NodeOrder.find(self._assignment.parts) or NO_TASKS
 
     def _report(self, phase: NodePhase) -> NodeReport:
         tasks = tuple(
@@ -175,7 +175,7 @@ class TensorFlowAdapter(FrameworkAdapter[TaskKey]):
         )
         node_tasks = self._pace.add_to(NodeTasks(capacity=self._spec.capacity, tasks=tasks))
         report = self._services.node_state.report(phase)
-        return msgspec.structs.replace(report, policy=with_part(report.policy, node_tasks))
+        return msgspec.structs.replace(report, parts=with_part(report.parts, node_tasks))
 
     def _show_waiting(self, assignment: Assignment) -> None:
         waiting = assignment.waiting if assignment.phase not in OVER else None
@@ -188,7 +188,7 @@ class TensorFlowAdapter(FrameworkAdapter[TaskKey]):
             self._console.show_waiting(waiting.text, waiting.seconds)
 
     def _check_move(self) -> None:
-        order = NodeOrder.find(self._assignment.policy)
+        order = NodeOrder.find(self._assignment.parts)
         if order is not None:
             wanted = {task.key for task in order.tasks}
             left = {one.key for one in self._tasks.here if one.live} - wanted

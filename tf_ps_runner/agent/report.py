@@ -66,7 +66,7 @@ class EventPrinter:
         self._order: NodeOrder | None = None
 
     def follow(self, wanted: Assignment) -> None:
-        order = NodeOrder.find(wanted.policy)
+        order = NodeOrder.find(wanted.parts)
         if order is None:
             return
         self._order = order

@@ -227,7 +227,7 @@ def _finish(view: ClusterView, plan: Plan, cluster: Cluster) -> Plan:
             reasons = chain(reasons, ClusterCode.PURPOSE_FAILED(role=spec.label, purpose=spec.purpose))
     done = msgspec.structs.replace(cluster, until=None)
     phase = PlanPhase.FINISHED
-    return update_plan(plan, view.now, phase=phase, since=view.now, policy=done, reasons=reasons, failure=None)
+    return update_plan(plan, view.now, phase=phase, since=view.now, part=done, reasons=reasons, failure=None)
 
 
 def _has_failed(view: ClusterView, cluster: Cluster, task: PlannedTask) -> bool:

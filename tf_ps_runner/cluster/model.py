@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Meta
 
 from dlrover_run.coordination.bounds import MAX_TRACE, MAX_WHAT, Count, ExitStatus, Name, NodeId, Port, Total
-from dlrover_run.coordination.policy_records import PolicyRequest, PolicyState
+from dlrover_run.coordination.parts import PlanPart, RequestPart
 from dlrover_run.coordination.size_choice import SizeChoice
 from dlrover_run.words.text import counted, join_words
 from tf_ps_runner.cluster.choice import ReplicaChoice, size_choice
@@ -165,9 +165,7 @@ class DesiredReplicas(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return {Role.PS: self.ps, Role.WORKER: self.workers}.get(role)
 
 
-class ScaleRequest(
-    msgspec.Struct, PolicyRequest, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag=NAME
-):
+class ScaleRequest(msgspec.Struct, RequestPart, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag=NAME):
     """A request for other numbers of parameter servers and workers. None leaves a number as it is. The numbers of the
     roles in `auto` are those with which the job was started."""
 
@@ -297,7 +295,7 @@ class UnexpectedExits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     times: Total
 
 
-class Cluster(msgspec.Struct, PolicyState, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=NAME):
+class Cluster(msgspec.Struct, PlanPart, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=NAME):
     """The desired state of the cluster; a part of the plan, which only the coordinator writes.
 
     `version` counts from 1, and is the number of the plan's round. `choice` is what a job that chooses its own numbers

@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from dlrover_run.coordination.bounds import Name, Total
-from dlrover_run.coordination.policy_records import PolicyAssignment, PolicyMemory, PolicyReport
+from dlrover_run.coordination.parts import AssignmentPart, PartMemory, ReportPart
 from dlrover_run.features.autoscale.model import Time
 from tf_ps_runner.cluster.model import (
     MAX_NODE_TASKS,
@@ -31,7 +31,7 @@ SHORT_END = 100
 """Characters that are sent of the other ends."""
 
 
-class NodeOrder(msgspec.Struct, PolicyAssignment, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=NAME):
+class NodeOrder(msgspec.Struct, AssignmentPart, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=NAME):
     """What a cluster asks of one node: to run exactly `tasks`, and to end all other tasks of this job.
 
     `servers`, `chief` and `workers` are the addresses of all tasks of these roles by rank. A task of these roles starts
@@ -83,12 +83,11 @@ class NodeOrder(msgspec.Struct, PolicyAssignment, frozen=True, kw_only=True, for
         empty = NodeOrder(version=self.version)
         return None if self.hint is None else empty.join(self), self.join(empty)
 
-    def join(self, common: PolicyAssignment) -> NodeOrder:
+    def join(self, common: AssignmentPart) -> NodeOrder:
         """The order whose own part is this and whose common part is `common`."""
-        found = NodeOrder.find(common)
-        return self if found is None else msgspec.structs.replace(found, tasks=self.tasks)
+        return msgspec.structs.replace(common, tasks=self.tasks) if isinstance(common, NodeOrder) else self
 
-    def remember(self, memory: PolicyMemory | None) -> OrderMemory:
+    def remember(self, memory: PartMemory | None) -> OrderMemory:
         """The memory after this order, which is none to continue. An order without a hint does not erase the one
         before: the job may continue, and count its restarts from there."""
         hint = self.hint or (memory.hint if isinstance(memory, OrderMemory) else None)
@@ -97,13 +96,13 @@ class NodeOrder(msgspec.Struct, PolicyAssignment, frozen=True, kw_only=True, for
 
 
 @dataclass(frozen=True)
-class OrderMemory(PolicyMemory):
+class OrderMemory(PartMemory):
     hint: RecoveryHint | None = None
 
     def forget(self) -> OrderMemory:
         return OrderMemory(self.hint and msgspec.structs.replace(self.hint, assigned=()))
 
-    def add_to(self, part: PolicyReport) -> PolicyReport:
+    def add_to(self, part: ReportPart) -> ReportPart:
         if not isinstance(part, NodeTasks):
             return part
         return msgspec.structs.replace(part, hint=self.hint, tasks=_with_short_ends(part.tasks))

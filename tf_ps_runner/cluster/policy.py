@@ -16,8 +16,8 @@ import msgspec
 from dlrover_run.coordination.decision import Deadline, DeadlineReason, Decision, deadline_if, update_plan
 from dlrover_run.coordination.membership import Members
 from dlrover_run.coordination.model import OVER, NodeKey, NodeReport, Plan, PlanPhase, RankAssignment, Waiting
+from dlrover_run.coordination.parts import RequestPart
 from dlrover_run.coordination.policy import Accepted, Policy
-from dlrover_run.coordination.policy_records import PolicyRequest
 from dlrover_run.features.autoscale.rules import AutoscaleRules
 from dlrover_run.words.reasons import new_reasons, render
 from tf_ps_runner.cluster import recovery, text
@@ -110,10 +110,10 @@ class ParameterServerPolicy(Policy):
     def tasks(self, plan: Plan, ranks: Mapping[NodeKey, RankAssignment]) -> Mapping[NodeKey, NodeOrder]:
         """The order of each node that hosts a task, or that has an earlier one to end; a node without an order hosts
         nothing, and ends whatever it hosts besides its order. There are no orders once the job is over."""
-        cluster = Cluster.find(plan.policy)
+        cluster = Cluster.find(plan.parts)
         if cluster is None or plan.phase in OVER:
             return {}
-        interval = report_interval(AutoscaleRules.get(self.rules.policy), cluster)
+        interval = report_interval(AutoscaleRules.get(self.rules.parts), cluster)
         common = msgspec.structs.replace(_common_order(cluster), report_interval=interval)
         by_node: dict[NodeKey, list[PlannedTask]] = {member.key: [] for member in plan.members}
         for task in (*cluster.tasks, *cluster.next_servers):
@@ -123,9 +123,10 @@ class ParameterServerPolicy(Policy):
             for key, tasks in by_node.items()
         }
 
-    def scale(self, plan: Plan, members: Members, request: PolicyRequest, by: str, now: float) -> Accepted | None:
-        part = ScaleRequest.find(request)
-        return None if part is None else scale(ClusterView(self.rules, members, now), plan, part, by)
+    def scale(self, plan: Plan, members: Members, request: RequestPart, by: str, now: float) -> Accepted | None:
+        if not isinstance(request, ScaleRequest):
+            return None
+        return scale(ClusterView(self.rules, members, now), plan, request, by)
 
     def recover_job(self, plan: Plan, reports: Sequence[NodeReport], grace_over: bool, now: float) -> Plan | None:
         """The plan of a running job, from what its nodes report back; None while nodes are awaited that could report
@@ -134,7 +135,7 @@ class ParameterServerPolicy(Policy):
 
     def continued(self, report: NodeReport) -> NodeOrder | None:
         """The order of a node with tasks until the cluster is known: to continue."""
-        hint = NodeTasks.get(report.policy).hint
+        hint = NodeTasks.get(report.parts).hint
         return NodeOrder(version=hint.version, keep=True) if hint is not None and hint.assigned else None
 
 
@@ -157,14 +158,14 @@ def _step(view: ClusterView, plan: Plan) -> Plan:
 
 def _cluster(view: ClusterView, plan: Plan) -> Cluster:
     """The cluster of the plan, or the one with which the job begins."""
-    cluster = Cluster.get(plan.policy)
+    cluster = Cluster.get(plan.parts)
     if cluster.choice is None and view.autoscale.applies:
         return msgspec.structs.replace(cluster, choice=ReplicaChoice())
     return cluster
 
 
 def _gathers(plan: Plan) -> bool:
-    return plan.phase is PlanPhase.GATHERING or Cluster.find(plan.policy) is None
+    return plan.phase is PlanPhase.GATHERING or Cluster.find(plan.parts) is None
 
 
 def _deadlines(view: ClusterView, plan: Plan) -> tuple[Deadline, ...]:

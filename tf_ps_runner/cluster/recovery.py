@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from dlrover_run.coordination.combined_records import with_part
 from dlrover_run.coordination.model import Member, NodeKey, NodeReport, Plan, PlanPhase, RoundKey
+from dlrover_run.coordination.parts import with_part
 from dlrover_run.coordination.recovery import latest_round
 from dlrover_run.words.reasons import Code
 from tf_ps_runner.cluster.choice import ReplicaChoice, recovered
@@ -64,7 +64,7 @@ def recover_cluster(empty_plan: Plan, statuses: Sequence[NodeReport], grace_over
     nodes = [
         _Repeated(status, part.hint, {one.key: one for one in part.tasks})
         for status in statuses
-        if (part := NodeTasks.find(status.policy)) is not None and part.hint is not None
+        if (part := NodeTasks.find(status.parts)) is not None and part.hint is not None
     ]
     if not nodes:
         # The job has been running without any cluster, or its nodes have lost what they had to report back.
@@ -95,7 +95,7 @@ def recover_cluster(empty_plan: Plan, statuses: Sequence[NodeReport], grace_over
         phase=PlanPhase.TRAINING if tasks else PlanPhase.GATHERING,
         members=tuple(Member(*key, host, 0) for key, host in members.items()),
         reasons=(Code.RECOVERED(),),
-        policy=with_part(empty_plan.policy, _with_milestones(cluster, nodes, now)),
+        parts=with_part(empty_plan.parts, _with_milestones(cluster, nodes, now)),
     )
 
 

@@ -9,7 +9,7 @@ from msgspec import Meta
 
 from dlrover_run.coordination.bounds import Total
 from dlrover_run.coordination.model import NodeReport, Plan
-from dlrover_run.coordination.policy_records import PolicyReport
+from dlrover_run.coordination.parts import ReportPart
 from dlrover_run.coordination.validation import last_round
 from dlrover_run.features.autoscale.model import Time
 from tf_ps_runner.cluster.choice import Percent
@@ -57,7 +57,7 @@ class ServerLoad(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     memory: Percent
 
 
-class NodeTasks(msgspec.Struct, PolicyReport, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=NAME):
+class NodeTasks(msgspec.Struct, ReportPart, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=NAME):
     """What a node reports of its tasks; a part of its status. `hint` is what the coordinator sent the node to report
     back. `pace` and `load` are reported to a job that chooses its own size."""
 

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import msgspec
 
-from dlrover_run.coordination.policy_records import PolicyRules
+from dlrover_run.coordination.parts import RulesPart
 from dlrover_run.coordination.rules import NOT_FINITE, all_finite
 from dlrover_run.words.text import counted, join_words
 from tf_ps_runner.cluster.model import MAX_TASKS, NAME, TF_PROGRAM, Cluster, Role, ScaleRequest
@@ -37,7 +37,7 @@ MEMORY_RESTARTS = 3
 """How often the tasks of a role may be given more memory."""
 
 
-class ClusterRules(msgspec.Struct, PolicyRules, frozen=True, forbid_unknown_fields=True, tag=NAME):
+class ClusterRules(msgspec.Struct, RulesPart, frozen=True, forbid_unknown_fields=True, tag=NAME):
     """How many processes of each role a job has, and what they may cost. Memory is in MiB, 0 for no limit; times are in
     seconds. There is one chief, which trains too."""
 

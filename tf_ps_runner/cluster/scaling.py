@@ -35,7 +35,7 @@ from tf_ps_runner.cluster.view import ClusterView, LostTask, tasks_of
 
 def scale(view: ClusterView, plan: Plan, request: ScaleRequest, by: str) -> Accepted:
     """What follows from a request, which is granted or refused as a whole. Raises RequestFailed."""
-    cluster = Cluster.get(plan.policy)
+    cluster = Cluster.get(plan.parts)
     refusal = _refusal(view, plan, cluster, request)
     if not refusal and (refusal := _too_few_slots(view, plan, cluster, request)):
         # It will be known in a moment whether the node whose connection has just broken comes back.

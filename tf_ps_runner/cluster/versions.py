@@ -31,7 +31,7 @@ def gather(view: ClusterView, plan: Plan, cluster: Cluster) -> Plan | None:
     """The plan that follows while no version runs; None when nothing changes now."""
     if all_have_left(view.members, view.now):
         gone = (*plan.reasons, Code.NO_NODE_LEFT()) if cluster.version else (Code.EVERY_NODE_LEFT(),)
-        return fail(view, plan, Cluster.find(plan.policy), gone)
+        return fail(view, plan, Cluster.find(plan.parts), gone)
     if _is_empty(view, plan):
         return None
     short, deadline = _awaited(view, plan, cluster)
@@ -42,7 +42,7 @@ def gather(view: ClusterView, plan: Plan, cluster: Cluster) -> Plan | None:
         before = plan.reasons if plan.key.number else ()
         code = ClusterCode.TOO_FEW_NODES if hosts else ClusterCode.NO_NODE_HERE
         too_few = code(hosts=shown_names(hosts), seconds=_gather_timeout(view, plan))
-        return fail(view, plan, Cluster.find(plan.policy), (*before, too_few, *short))
+        return fail(view, plan, Cluster.find(plan.parts), (*before, too_few, *short))
     why = plan.reasons if plan.key.number else (ClusterCode.NODES_HERE(number=len(hosts)),)
     if not plan.key.number and not _is_full(view, cluster):
         why = (*why, Code.LAST_CALL_OVER(seconds=view.rules.last_call_timeout))
@@ -128,7 +128,7 @@ def begin_version(
             plan,
             view.now,
             phase=PlanPhase.GATHERING,
-            policy=_starting(view, cluster, ()),
+            part=_starting(view, cluster, ()),
             reasons=chain(why, *short),
             **common,
         )
@@ -146,7 +146,7 @@ def begin_version(
     reasons = chain((ClusterCode.VERSION(number=number),), *why, *successors, *fewer)
     cluster = msgspec.structs.replace(_starting(view, cluster, (*tasks, *kept)), version=number)
     key = RoundKey(plan.epoch, number)
-    return update_plan(plan, view.now, phase=PlanPhase.TRAINING, key=key, policy=cluster, reasons=reasons, **common)
+    return update_plan(plan, view.now, phase=PlanPhase.TRAINING, key=key, part=cluster, reasons=reasons, **common)
 
 
 def fail(
@@ -166,7 +166,7 @@ def fail(
         )
     phase = PlanPhase.FAILED
     return update_plan(
-        plan, view.now, phase=phase, since=view.now, policy=cluster, reasons=chain(reasons), failure=failure
+        plan, view.now, phase=phase, since=view.now, part=cluster, reasons=chain(reasons), failure=failure
     )
 
 

@@ -52,7 +52,7 @@ class ClusterView:
     def limits(self) -> ClusterRules:
         """The rules of the job's first node; and an evaluator if any node offers a slot for one. A node of the role
         evaluator (`--role=evaluator` in its pod) may join after others that have not asked for an evaluator."""
-        rules = ClusterRules.get(self.rules.policy)
+        rules = ClusterRules.get(self.rules.parts)
         if rules.evaluator or not any(
             slot.role is Role.EVALUATOR and slot.slots
             for key, tasks in self.node_tasks.items()
@@ -64,17 +64,17 @@ class ClusterView:
 
     @property
     def autoscale(self) -> AutoscaleRules:
-        return AutoscaleRules.get(self.rules.policy)
+        return AutoscaleRules.get(self.rules.parts)
 
     @cached_property
     def hosts(self) -> list[MemberState]:
         """The nodes that may be assigned tasks, in natural order."""
-        able = (p for p in self.members.values() if p.is_available and NodeTasks.find(p.report.policy) is not None)
+        able = (p for p in self.members.values() if p.is_available and NodeTasks.find(p.report.parts) is not None)
         return sorted(able, key=lambda p: (natural_order(p.report.host), p.joined_at, p.report.key))
 
     @cached_property
     def node_tasks(self) -> dict[NodeKey, NodeTasks]:
-        parts = ((key, NodeTasks.find(p.report.policy)) for key, p in self.members.items())
+        parts = ((key, NodeTasks.find(p.report.parts)) for key, p in self.members.items())
         return {key: part for key, part in parts if part is not None}
 
     @cached_property
@@ -205,7 +205,7 @@ class ClusterView:
     def update(self, plan: Plan, cluster: Cluster, reasons: Reasons | None = None, **changes: Any) -> Plan:
         """The plan with these changes of the cluster, and with other reasons if there are any."""
         values: dict[str, Any] = {} if reasons is None else {"reasons": chain(reasons)}
-        return update_plan(plan, self.now, policy=msgspec.structs.replace(cluster, **changes), **values)
+        return update_plan(plan, self.now, part=msgspec.structs.replace(cluster, **changes), **values)
 
 
 def host_of(task: PlannedTask) -> NodeKey:

@@ -14,8 +14,8 @@ from msgspec.structs import replace
 
 from dlrover_run.agent.framework import AgentServices
 from dlrover_run.coordination.bounds import MAX_TOTAL
-from dlrover_run.coordination.combined_records import with_part
 from dlrover_run.coordination.model import OVER, Assignment, NodeReport, RoundKey
+from dlrover_run.coordination.parts import with_part
 from dlrover_run.features.autoscale.model import AutoscaleAssignment, AutoscaleNodeReport
 from dlrover_run.features.autoscale.scale_command import ScaleCommand
 from dlrover_run.features.observe.page import Progress
@@ -83,7 +83,7 @@ class ThroughputReport:
         """Take the latest assignment. What is to be kept stays until something else is to be kept: a coordinator that
         has lost its records asks for nothing. Idempotent."""
         self._assignment = assignment
-        part = AutoscaleAssignment.find(assignment.policy)
+        part = AutoscaleAssignment.find(assignment.parts)
         if part is not None and part.known is not None:
             self._part = replace(self._part, known=part.known)
         wanted = 0.0 if part is None or ends or assignment.phase in OVER or assignment.ranks is None else part.interval
@@ -97,7 +97,7 @@ class ThroughputReport:
         part = self._part
         if not report.in_round(part.key):
             part = AutoscaleNodeReport(known=part.known)
-        return report if part == AutoscaleNodeReport() else replace(report, policy=with_part(report.policy, part))
+        return report if part == AutoscaleNodeReport() else replace(report, parts=with_part(report.parts, part))
 
     def close(self) -> None:
         """Read no more. Idempotent."""

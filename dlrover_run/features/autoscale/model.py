@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from dlrover_run.coordination.bounds import Count, Total
 from dlrover_run.coordination.model import RoundKey
-from dlrover_run.coordination.policy_records import PolicyAssignment, PolicyReport, PolicyState
+from dlrover_run.coordination.parts import AssignmentPart, PlanPart, ReportPart
 from dlrover_run.coordination.size_choice import MeasuredSize, SizeChoice
 from dlrover_run.features.autoscale.command import CommandResult, CommandRun
 from dlrover_run.features.autoscale.text import AutoscaleCode
@@ -164,7 +164,7 @@ class RoundClock(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     began: Annotated[float, Meta(ge=-1e12, le=1e12)] = 0.0
 
 
-class AutoscaleState(msgspec.Struct, PolicyState, frozen=True, forbid_unknown_fields=True, tag="autoscale"):
+class AutoscaleState(msgspec.Struct, PlanPart, frozen=True, forbid_unknown_fields=True, tag="autoscale"):
     """What the autoscaler knows and wants.
 
     `target` is the number of nodes that a round should have, 0 as long as none is wanted, and `before` the number that
@@ -267,7 +267,7 @@ def recovered(state: AutoscaleState) -> AutoscaleState:
     )
 
 
-class AutoscaleNodeReport(msgspec.Struct, PolicyReport, frozen=True, forbid_unknown_fields=True, tag="autoscale"):
+class AutoscaleNodeReport(msgspec.Struct, ReportPart, frozen=True, forbid_unknown_fields=True, tag="autoscale"):
     """What a node reports. That with rank 0 counts the steps of its first worker in the round `key`, and the samples of
     all workers of the round, by those of that worker: all make the same steps. `seconds` is the time from
     the first step that the node has seen to the last one, and `age` how long ago that was. `left` is what the job has
@@ -284,7 +284,7 @@ class AutoscaleNodeReport(msgspec.Struct, PolicyReport, frozen=True, forbid_unkn
     command: CommandResult | None = None
 
 
-class AutoscaleAssignment(msgspec.Struct, PolicyAssignment, frozen=True, forbid_unknown_fields=True, tag="autoscale"):
+class AutoscaleAssignment(msgspec.Struct, AssignmentPart, frozen=True, forbid_unknown_fields=True, tag="autoscale"):
     """How often a node is to report its steps, in seconds, 0 for never, what it is to keep for a coordinator that has
     lost its records, and the run of the command that it is to begin, unless it has."""
 

@@ -46,11 +46,11 @@ class AutoscalePolicy(Policy):
 
     def __init__(self, rules: JobRules) -> None:
         super().__init__(rules)
-        self.limits = AutoscaleRules.get(rules.policy)
+        self.limits = AutoscaleRules.get(rules.parts)
         self.sizes = self.limits.allowed(rules.min_nodes, rules.max_nodes, rules.node_unit)
 
     def refresh(self, plan: Plan, members: Members, now: float) -> Decision:
-        before = AutoscaleState.get(plan.policy)
+        before = AutoscaleState.get(plan.parts)
         view: JobView | None = None
         if plan.desired is not None and plan.desired.fixed:
             # What is measured again later begins with a round of its own.
@@ -72,7 +72,7 @@ class AutoscalePolicy(Policy):
             after = replace(after, changed_at=now, epoch=plan.epoch)
         is_news = (after.target, after.condition) != (before.target, before.condition)
         lines = (f"autoscale: {after.condition}: {render(after.reasons)}",) if is_news else ()
-        return Decision(update_plan(plan, now, policy=after), deadlines, lines)
+        return Decision(update_plan(plan, now, part=after), deadlines, lines)
 
     def _command(
         self, state: AutoscaleState, view: JobView, plan: Plan, members: Members, now: float
@@ -80,7 +80,7 @@ class AutoscalePolicy(Policy):
         """The run of the command that is under way, or begins now."""
         run = state.command
         if run is not None and (holder := members.get(run.node)) is not None:
-            part = AutoscaleNodeReport.find(holder.report.policy)
+            part = AutoscaleNodeReport.find(holder.report.parts)
             run = follow_result(run, None if part is None else part.command)
         if not view.size or view.busy:
             return run
@@ -106,7 +106,7 @@ class AutoscalePolicy(Policy):
 
     def excuses_failure(self, plan: Plan) -> bool:
         """Whether the round had a size that was only tried: a few failures of it cost no restart."""
-        state = AutoscaleState.get(plan.policy)
+        state = AutoscaleState.get(plan.parts)
         size = len(plan.members)
         if size != plan.wanted_nodes or not any(one.blocks for one in state.table):
             return False
@@ -115,18 +115,18 @@ class AutoscalePolicy(Policy):
 
     def recover(self, plan: Plan, members: Members) -> Plan:
         """The plan with what the nodes have kept."""
-        parts = (AutoscaleNodeReport.find(state.report.policy) for state in members.values())
+        parts = (AutoscaleNodeReport.find(state.report.parts) for state in members.values())
         kept = [part.known for part in parts if part is not None and part.known is not None]
         if not kept:
             return plan
         latest = max(kept, key=lambda state: (state.epoch, state.changed_at))
-        return update_plan(plan, plan.clock, policy=recovered(latest))
+        return update_plan(plan, plan.clock, part=recovered(latest))
 
     def tasks(self, plan: Plan, ranks: Mapping[NodeKey, RankAssignment]) -> Mapping[NodeKey, AutoscaleAssignment]:
         """The node with rank 0 reports its steps, the first ones keep what was found, and one may run the command."""
         if not ranks:
             return {}
-        state = AutoscaleState.get(plan.policy)
+        state = AutoscaleState.get(plan.parts)
         record = find_record(state, len(plan.members))
         interval = self.limits.block / REPORTS_PER_BLOCK
         if record is not None and record.blocks:
@@ -174,7 +174,7 @@ def _report(plan: Plan, members: Members) -> AutoscaleNodeReport | None:
     if plan.phase is not PlanPhase.TRAINING:
         return None
     state = members.get(plan.members[0].key)
-    part = None if state is None else AutoscaleNodeReport.find(state.report.policy)
+    part = None if state is None else AutoscaleNodeReport.find(state.report.parts)
     return part if part is not None and part.steps and part.key == plan.key else None
 
 

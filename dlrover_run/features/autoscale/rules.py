@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import msgspec
 
-from dlrover_run.coordination.policy_records import PolicyRules
+from dlrover_run.coordination.parts import RulesPart
 from dlrover_run.coordination.rules import NOT_FINITE, all_finite
 from dlrover_run.features.autoscale.model import AutoscaleAssignment, AutoscaleNodeReport, AutoscaleState, Sizes
 
@@ -19,7 +19,7 @@ TUNABLE = ("efficiency", "tolerance", "max_batch", "block", "warm_up", "node_tim
 """The rules that a key of `--rdzv-conf` sets, whose names begin with `autoscale_`."""
 
 
-class AutoscaleRules(msgspec.Struct, PolicyRules, frozen=True, forbid_unknown_fields=True, tag="autoscale"):
+class AutoscaleRules(msgspec.Struct, RulesPart, frozen=True, forbid_unknown_fields=True, tag="autoscale"):
     """What a size has to give, and how long it is measured.
 
     `efficiency` is the share of a larger size that has to become throughput: 1 if twice the nodes have to do twice the

@@ -16,8 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from msgspec.structs import replace
 
-from dlrover_run.coordination.combined_records import with_part
 from dlrover_run.coordination.model import Assignment, NodeReport
+from dlrover_run.coordination.parts import with_part
 from dlrover_run.failures.causes import describe_exit_code
 from dlrover_run.features.autoscale.command import CommandKey, CommandResult, CommandRun
 from dlrover_run.features.autoscale.model import AutoscaleAssignment, AutoscaleNodeReport
@@ -80,7 +80,7 @@ class ScaleCommand:
 
     def follow(self, assignment: Assignment, ends: bool) -> None:
         """Take the latest assignment; with `ends` no run begins any more. Idempotent."""
-        part = AutoscaleAssignment.find(assignment.policy)
+        part = AutoscaleAssignment.find(assignment.parts)
         self._wanted = None if part is None or ends else part.command
         self._begin()
 
@@ -88,8 +88,8 @@ class ScaleCommand:
         """The report with the result of the last run that has ended."""
         if self._result is None:
             return report
-        part = replace(AutoscaleNodeReport.get(report.policy), command=self._result)
-        return replace(report, policy=with_part(report.policy, part))
+        part = replace(AutoscaleNodeReport.get(report.parts), command=self._result)
+        return replace(report, parts=with_part(report.parts, part))
 
     async def close(self) -> None:
         """Stop the command, and return when it has ended. Idempotent."""

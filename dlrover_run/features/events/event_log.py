@@ -12,7 +12,7 @@ from pathlib import Path
 
 from dlrover_run.agent.host import display_name
 from dlrover_run.coordination.model import OVER, Assignment, PlanPhase
-from dlrover_run.coordination.policy_records import PROGRAM
+from dlrover_run.coordination.parts import PROGRAM
 from dlrover_run.features.events.records import (
     FILE_NAME,
     NO_EVENTS,
@@ -71,8 +71,7 @@ def _kept_path(job: JobSpec) -> Path | None:
 
 def log_opened(job: JobSpec, program: str = PROGRAM) -> LogOpened:
     """The first line of the log of this agent."""
-    policy = job.rules.policy
-    has_rounds = policy is None or policy.has_rounds
+    has_rounds = job.rules.has_rounds
     now = time.monotonic()
     # The launcher had read the command line before it forked this process.
     began = tree.start_of(os.getppid())

@@ -7,10 +7,10 @@ from typing import ClassVar
 
 import msgspec
 
-from dlrover_run.coordination.policy_records import PolicyRules
+from dlrover_run.coordination.parts import RulesPart
 
 
-class WatchRules(msgspec.Struct, PolicyRules, frozen=True, forbid_unknown_fields=True):
+class WatchRules(msgspec.Struct, RulesPart, frozen=True, forbid_unknown_fields=True):
     """With `watched` 1 nodes report what the policy needs of their workers."""
 
     watched: int = 0

@@ -10,7 +10,7 @@ from msgspec import Meta
 from dlrover_run.coordination.activity import Seconds
 from dlrover_run.coordination.bounds import Count, Name, NodeId, Port
 from dlrover_run.coordination.model import NodeKey, RoundKey
-from dlrover_run.coordination.policy_records import PolicyAssignment, PolicyReport, PolicyState
+from dlrover_run.coordination.parts import AssignmentPart, PlanPart, ReportPart
 from dlrover_run.words.reasons import BoundedReasons
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class Store(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return NodeKey(self.node_id, self.incarnation)
 
 
-class SurvivorsReport(msgspec.Struct, PolicyReport, frozen=True, forbid_unknown_fields=True, tag="survivors"):
+class SurvivorsReport(msgspec.Struct, ReportPart, frozen=True, forbid_unknown_fields=True, tag="survivors"):
     """The workers of the node in the round `key`.
 
     `handles` are those that they have offered for this round, in the order of their ranks: of all of them, or of none
@@ -95,7 +95,7 @@ class Formation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.uuid > 0
 
 
-class SurvivorsState(msgspec.Struct, PolicyState, frozen=True, forbid_unknown_fields=True, tag="survivors"):
+class SurvivorsState(msgspec.Struct, PlanPart, frozen=True, forbid_unknown_fields=True, tag="survivors"):
     """The store, None while no node has reported one; how the group of the round is formed, None while that is not
     known; and why the last group that was not formed in place was not."""
 
@@ -104,7 +104,7 @@ class SurvivorsState(msgspec.Struct, PolicyState, frozen=True, forbid_unknown_fi
     why_not: BoundedReasons = ()
 
 
-class SurvivorsAssignment(msgspec.Struct, PolicyAssignment, frozen=True, forbid_unknown_fields=True, tag="survivors"):
+class SurvivorsAssignment(msgspec.Struct, AssignmentPart, frozen=True, forbid_unknown_fields=True, tag="survivors"):
     """How the workers of the round `key` find each other, alike for all nodes. `formation` is None until all of them
     have offered their handles. `timeout` is the rule `reconfigure_timeout`, and `start_timeout` the one of that name.
     """
@@ -123,5 +123,5 @@ class SurvivorsAssignment(msgspec.Struct, PolicyAssignment, frozen=True, forbid_
     def split(self) -> tuple[SurvivorsAssignment, SurvivorsAssignment]:
         return self, SurvivorsAssignment()
 
-    def join(self, common: PolicyAssignment) -> SurvivorsAssignment:
-        return SurvivorsAssignment.find(common) or self
+    def join(self, common: AssignmentPart) -> SurvivorsAssignment:
+        return common if isinstance(common, SurvivorsAssignment) else self

@@ -35,12 +35,12 @@ class SurvivorsPolicy(Policy):
 
     def begin(self, plan: Plan, ranked: Sequence[MemberState], nodes: Sequence[MemberState], now: float) -> Plan | None:
         """The plan with the store of the next round, if that is another one than before."""
-        store = choose_store(SurvivorsState.get(plan.policy).store, ranked)
-        return None if store == SurvivorsState.get(plan.policy).store else _update(plan, now, store=store)
+        store = choose_store(SurvivorsState.get(plan.parts).store, ranked)
+        return None if store == SurvivorsState.get(plan.parts).store else _update(plan, now, store=store)
 
     def refresh(self, plan: Plan, members: Members, now: float) -> Decision:
         """Say how the workers of the round form their group, once that is known."""
-        state = SurvivorsState.get(plan.policy)
+        state = SurvivorsState.get(plan.parts)
         if plan.phase is not PlanPhase.TRAINING or (state.formation and state.formation.key == plan.key):
             return Decision(plan)
         why_not = reasons_against(plan, members)
@@ -60,20 +60,20 @@ class SurvivorsPolicy(Policy):
         return Decision(_update(plan, now, formation=formation, why_not=()), log_lines=lines)
 
     def end_round(self, plan: Plan) -> Plan:
-        if SurvivorsState.get(plan.policy).formation is None:
+        if SurvivorsState.get(plan.parts).formation is None:
             return plan
         return _update(plan, plan.clock, formation=None)
 
     def recover(self, plan: Plan, members: Members) -> Plan:
         """The plan with the store that the workers of its round have. Their group follows from their reports."""
         here = (state for member in plan.members if (state := members.get(member.key)) is not None)
-        parts = (SurvivorsReport.find(state.report.policy) for state in here if state.report.in_round(plan.key))
+        parts = (SurvivorsReport.find(state.report.parts) for state in here if state.report.in_round(plan.key))
         store = next((part.store for part in parts if part is not None and part.store is not None), None)
         return plan if store is None else _update(plan, plan.clock, store=store)
 
     def tasks(self, plan: Plan, ranks: Mapping[NodeKey, RankAssignment]) -> Mapping[NodeKey, SurvivorsAssignment]:
         """How the workers of the round find each other, for each of its nodes."""
-        state, rules = SurvivorsState.get(plan.policy), SurvivorsRules.get(self.rules.policy)
+        state, rules = SurvivorsState.get(plan.parts), SurvivorsRules.get(self.rules.parts)
         formation = state.formation if state.formation and state.formation.key == plan.key else None
         part = SurvivorsAssignment(plan.key, state.store, formation, rules.reconfigure_timeout, rules.start_timeout)
         return dict.fromkeys(ranks, part)
@@ -86,7 +86,7 @@ def choose_store(before: Store | None, ranked: Sequence[MemberState]) -> Store |
     offered: list[Store] = []
     known = [before]
     for state in ranked:
-        report, part = state.report, SurvivorsReport.find(state.report.policy)
+        report, part = state.report, SurvivorsReport.find(state.report.parts)
         if part is not None:
             offered.append(Store(report.node_id, report.incarnation, report.address, part.port))
         if part is not None and before is None:
@@ -105,13 +105,13 @@ def reasons_against(plan: Plan, members: Members) -> Reasons:
         return (SurvivorsCode.NO_UUID(round=plan.key.number),)
     if workers > MAX_GROUP:
         return (SurvivorsCode.TOO_LARGE(workers=workers, most=MAX_GROUP),)
-    has_store = SurvivorsState.get(plan.policy).store is not None
+    has_store = SurvivorsState.get(plan.parts).store is not None
     for rank, member in enumerate(plan.members):
         state = members.get(member.key)
         # A node that leaves reports nothing of its workers any more.
         if state is None or not _works_in(state, plan):
             continue
-        name, part = node_name(member.host, rank), SurvivorsReport.find(state.report.policy)
+        name, part = node_name(member.host, rank), SurvivorsReport.find(state.report.parts)
         # Each node with the flag offers a store, so there is none only where no node had the flag when the round began.
         if part is None or not has_store:
             return (SurvivorsCode.WITHOUT(node=name),)
@@ -128,7 +128,7 @@ def offers(plan: Plan, members: Members) -> list[SurvivorsReport] | None:
     found: list[SurvivorsReport] = []
     for member in plan.members:
         state = members.get(member.key)
-        part = SurvivorsReport.find(state.report.policy) if state is not None and _works_in(state, plan) else None
+        part = SurvivorsReport.find(state.report.parts) if state is not None and _works_in(state, plan) else None
         if part is None or part.key != plan.key or len(part.handles) != member.workers:
             return None
         found.append(part)
@@ -142,7 +142,7 @@ def _works_in(state: MemberState, plan: Plan) -> bool:
 
 
 def _update(plan: Plan, now: float, **changes: Any) -> Plan:
-    return update_plan(plan, now, policy=replace(SurvivorsState.get(plan.policy), **changes))
+    return update_plan(plan, now, part=replace(SurvivorsState.get(plan.parts), **changes))
 
 
 POLICY = SurvivorsPolicy

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import msgspec
 
-from dlrover_run.coordination.policy_records import PolicyRules
+from dlrover_run.coordination.parts import RulesPart
 from dlrover_run.coordination.rules import NOT_FINITE, all_finite
 from dlrover_run.features.survivors.model import SurvivorsAssignment, SurvivorsReport, SurvivorsState
 
@@ -18,7 +18,7 @@ START_TIMEOUT = 1800.0
 """Seconds for `SurvivorsRules.start_timeout`: as long as `init_process_group` waits for a worker."""
 
 
-class SurvivorsRules(msgspec.Struct, PolicyRules, frozen=True, forbid_unknown_fields=True, tag="survivors"):
+class SurvivorsRules(msgspec.Struct, RulesPart, frozen=True, forbid_unknown_fields=True, tag="survivors"):
     """Workers may outlive their round, if `reconfigure_timeout` is not 0.
 
     A worker of an earlier round has `reconfigure_timeout` seconds to leave its last group and to offer a handle for the

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 
 from msgspec.structs import replace
 
-from dlrover_run.coordination.combined_records import with_part
 from dlrover_run.coordination.model import Assignment, NodeKey, NodeReport, RankAssignment, RoundKey
+from dlrover_run.coordination.parts import with_part
 from dlrover_run.features.survivors import line
 from dlrover_run.features.survivors.group_store import GroupStore
 from dlrover_run.features.survivors.line import Formed, WorkerHello
@@ -81,7 +81,7 @@ class Survivors:
             self._part = None
             self._set_timer(None)
         else:
-            before, self._part = self._part, follow(self._part, SurvivorsAssignment.find(assignment.policy), ranks.key)
+            before, self._part = self._part, follow(self._part, SurvivorsAssignment.find(assignment.parts), ranks.key)
             if before is None or before.key != ranks.key:
                 self._no_block = ()
 
@@ -177,10 +177,10 @@ class Survivors:
         """A report of this node with what holds for its workers."""
         part = self._part
         if part is None:
-            return replace(report, policy=with_part(report.policy, SurvivorsReport(port=self._store.port)))
+            return replace(report, parts=with_part(report.parts, SurvivorsReport(port=self._store.port)))
         records = [record for _, record in sorted(self._records.items())]
         own = node_part(records, report.workers, part, self._store.port)
-        return replace(report, policy=with_part(report.policy, replace(own, unable=self._no_block or own.unable)))
+        return replace(report, parts=with_part(report.parts, replace(own, unable=self._no_block or own.unable)))
 
     async def close(self) -> None:
         """End the lines and the store."""

@@ -115,9 +115,10 @@ class Election:
             self.leading = None
 
     async def _campaign(self) -> None:
-        ranks, part = self.assignments.assignment.ranks, self.assignments.assignment.policy
+        assignment = self.assignments.assignment
         # Without ranks a node may know the number of processes, but not of nodes.
-        nodes = ranks.nodes if ranks else part.job_processes if part else 0
+        processes = max((part.job_processes for part in assignment.parts), default=0)
+        nodes = assignment.ranks.nodes if assignment.ranks else processes
         await asyncio.sleep(self.rng() * nodes / PER_SECOND)
         outcome = await self.store.commit(self.candidacy(self._own, self._lease))
         if (elected := outcome.found.get(self.keys.leader)) is not None:

@@ -29,10 +29,9 @@ from urllib.parse import quote
 import msgspec
 
 from dlrover_run.coordination.assignment import EMPTY_VIEW, common_assignment, with_view
-from dlrover_run.coordination.combined_records import combine
 from dlrover_run.coordination.coordinator import Coordinator
 from dlrover_run.coordination.model import OVER, Assignment, NodeKey, NodeView, Plan, Waiting
-from dlrover_run.coordination.policy_records import PolicyAssignment
+from dlrover_run.coordination.parts import AssignmentPart, combine, join, split
 from dlrover_run.coordination.programs import is_full, job_program
 from dlrover_run.features.registry import decode_part
 from dlrover_run.transport.messages import InvalidMessage, RuleValues, encode_rules
@@ -72,8 +71,8 @@ class BucketMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def assignment(self, key: NodeKey) -> Assignment:
         own = next((view for *process, view in self.views if tuple(process) == key), EMPTY_VIEW)
-        if own.policy is not None and self.common.policy is not None:
-            own = msgspec.structs.replace(own, policy=own.policy.join(self.common.policy))
+        if own.parts and self.common.parts:
+            own = msgspec.structs.replace(own, parts=join(own.parts, self.common.parts))
         return with_view(self.common, own, self.waiting)
 
 
@@ -114,7 +113,7 @@ class RequestAnswer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def wanted_value(plan: Plan) -> bytes | None:
     """How many nodes a job wants that chooses its size, as a number in digits; None in any other job. What an operator
     has fixed is what it wants."""
-    choice = None if plan.policy is None else plan.policy.size_choice
+    choice = plan.size_choice
     if choice is None or choice.noun != "node":
         return None
     fixed = plan.desired is not None and plan.desired.fixed
@@ -164,15 +163,15 @@ def messages_by_bucket(
         buckets = set(range(BUCKETS))
     views: dict[int, list[tuple[str, str, NodeView]]] = {bucket: [] for bucket in sorted(buckets)}
     waiting_buckets: set[int] = set()
-    shared: PolicyAssignment | None = None
+    shared: tuple[AssignmentPart, ...] = ()
     for key in known:
         view = coordinator.view(key)
         if view.waits and plan.phase not in OVER:
             waiting_buckets.add(bucket_of(key.node_id))
-        if view.policy is not None:
-            part, own = view.policy.split()
-            shared = combine((shared, part))
-            view = msgspec.structs.replace(view, policy=own)
+        if view.parts:
+            common_parts, own = split(view.parts)
+            shared = combine(shared, common_parts)
+            view = msgspec.structs.replace(view, parts=own)
         if view != EMPTY_VIEW:
             views[bucket_of(key.node_id)].append((*key, view))
 
@@ -182,7 +181,7 @@ def messages_by_bucket(
 
     rules = encode_rules(coordinator.rules)
     program, full = job_program(plan, coordinator.members), is_full(coordinator.rules, plan)
-    common = msgspec.structs.replace(common_assignment(plan), policy=shared)
+    common = msgspec.structs.replace(common_assignment(plan), parts=shared)
     return {
         bucket: BucketMessage(
             rules,

@@ -152,7 +152,7 @@ class ServerNode(Node):
         tasks = NodeTasks(
             capacity=self.rooms, tasks=tuple(self._status_of(slot) for slot in self.slots.values() if slot.port)
         )
-        return msgspec.structs.replace(self._state.report(phase), policy=tasks)
+        return msgspec.structs.replace(self._state.report(phase), parts=(tasks,))
 
     def _local(self, slot: Slot) -> LocalTask:
         live = slot.process is not None and slot.end is None

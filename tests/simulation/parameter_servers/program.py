@@ -149,19 +149,21 @@ class ServersProgram(Program):
             join_timeout=30.0,
             pend_timeout=30.0,
             keep_alive_interval=random.choice((1.0, 3.0)),
-            policy=ClusterRules(
-                min_ps=least,
-                max_ps=least if random.random() < 0.3 else 3,
-                min_workers=random.randint(0, 2),
-                max_workers=3,
-                evaluator=restarts % 2,
-                max_restarts=restarts,
-                ps_memory=100 * (restarts % 3),
-                worker_memory=100 * (restarts % 2),
-                max_memory=300 * (restarts % 2),
-                save_timeout=5.0,
-                ready_timeout=15.0,
-                end_grace=4.0,
+            parts=(
+                ClusterRules(
+                    min_ps=least,
+                    max_ps=least if random.random() < 0.3 else 3,
+                    min_workers=random.randint(0, 2),
+                    max_workers=3,
+                    evaluator=restarts % 2,
+                    max_restarts=restarts,
+                    ps_memory=100 * (restarts % 3),
+                    worker_memory=100 * (restarts % 2),
+                    max_memory=300 * (restarts % 2),
+                    save_timeout=5.0,
+                    ready_timeout=15.0,
+                    end_grace=4.0,
+                ),
             ),
         )
 
@@ -275,7 +277,7 @@ class ServersProgram(Program):
             random = self.timeline.random
             node, numbers = random.choice(living), [None, *range(5)]
             size = ScaleRequest(random.choice(numbers), random.choice(numbers))
-            node.request(OperatorRequest(Action.SCALE, by=node.key.node_id, policy=size))
+            node.request(OperatorRequest(Action.SCALE, by=node.key.node_id, part=size))
 
     def _swell(self) -> None:
         for process in self._processes(Role.PS):

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 from policy_parts import cluster_of
 
-from dlrover_run.coordination.combined_records import with_part
 from dlrover_run.coordination.membership import Members
 from dlrover_run.coordination.model import NodePhase, NodeReport, Plan
+from dlrover_run.coordination.parts import with_part
 from dlrover_run.coordination.requests import Action, OperatorRequest
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.features.autoscale.rules import STRONG, AutoscaleRules
@@ -125,8 +125,8 @@ class ScaledServerNode(ServerNode):
 
     def _status(self, phase: NodePhase) -> NodeReport:
         report = super()._status(phase)
-        assert isinstance(report.policy, NodeTasks)
-        return report if self._pace is None else replace(report, policy=self._pace.add_to(report.policy))
+        tasks = NodeTasks.get(report.parts)
+        return report if self._pace is None else replace(report, parts=(self._pace.add_to(tasks),))
 
     def _seen(self) -> Iterable[SeenTask]:
         world = self.world
@@ -160,7 +160,7 @@ class ScaledServersProgram(ServersProgram):
     def rules(self, random: Random) -> JobRules:
         rules = super().rules(random)
         limits = AutoscaleRules(scaling=STRONG, block=0.5, warm_up=0.5, tolerance=0.1, node_timeout=5.0, retry=60.0)
-        return replace(rules, policy=with_part(rules.policy, limits))
+        return replace(rules, parts=with_part(rules.parts, limits))
 
     def make_laws(self, durable: bool, nodes_stay: bool) -> ScaledServersLaws:
         self.laws = ScaledServersLaws(self.scenario.rules, durable, nodes_stay, self)
@@ -187,6 +187,6 @@ class ScaledServersProgram(ServersProgram):
         living, random = self.living(), self.timeline.random
         if living and random.random() < 0.5:
             node, roles = random.choice(living), random.choice(((Role.PS,), (Role.WORKER,), (Role.PS, Role.WORKER)))
-            node.request(OperatorRequest(Action.SCALE, by=node.key.node_id, policy=ScaleRequest(auto=roles)))
+            node.request(OperatorRequest(Action.SCALE, by=node.key.node_id, part=ScaleRequest(auto=roles)))
             return
         super()._request()

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, cast
 from msgspec.structs import replace
 
 from dlrover_run.agent.node_state import build_report
-from dlrover_run.coordination.combined_records import with_part
 from dlrover_run.coordination.model import NodeReport, PlannedChange, PlanPhase, RankAssignment, RoundKey
+from dlrover_run.coordination.parts import with_part
 from dlrover_run.failures.worker_exit import WorkerExit
 from dlrover_run.features.survivors.model import Formation, Store, SurvivorsAssignment
 from dlrover_run.features.survivors.node import (
@@ -147,7 +147,7 @@ class SurvivorNode(TorchNode):
             self._survivors.laws.taking(self.key, wanted)
             self._epoch = wanted.epoch
             self._state.accept(wanted)
-            self._follow_round(SurvivorsAssignment.find(wanted.policy))
+            self._follow_round(SurvivorsAssignment.find(wanted.parts))
             if wanted.drains:
                 self._begin_to_leave()
         report = build_report(self._state, cast(Any, self.round), self._leaving, self.is_preparing)
@@ -160,7 +160,7 @@ class SurvivorNode(TorchNode):
         records = [self.slots[rank].record for rank in sorted(self.slots)]
         workers = 0 if self._state.ranks is None else self._state.ranks.workers
         part = self.part or SurvivorsAssignment()
-        return replace(report, policy=with_part(report.policy, node_part(records, workers, part, self.store_port)))
+        return replace(report, parts=with_part(report.parts, node_part(records, workers, part, self.store_port)))
 
     def _follow_round(self, given: SurvivorsAssignment | None) -> None:
         ranks = self._state.ranks

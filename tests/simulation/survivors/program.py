@@ -94,7 +94,7 @@ class SurvivorsProgram(TorchProgram):
 
     def rules(self, random: Random) -> JobRules:
         timeout = self._own.choice((5.0, 15.0, 30.0))
-        return replace(super().rules(random), policy=SurvivorsRules(reconfigure_timeout=timeout))
+        return replace(super().rules(random), parts=(SurvivorsRules(reconfigure_timeout=timeout),))
 
     def make_laws(self, durable: bool, nodes_stay: bool) -> SurvivorsLaws:
         self.health.mode = 0
@@ -109,7 +109,7 @@ class SurvivorsProgram(TorchProgram):
         self.groups.is_alive = self._has_store
         self.workers.marks_every = 0.0
         # Some survivors are given up first.
-        self.workers.patience += 3 * SurvivorsRules.get(self.scenario.rules.policy).reconfigure_timeout
+        self.workers.patience += 3 * SurvivorsRules.get(self.scenario.rules.parts).reconfigure_timeout
 
     def new_store_port(self) -> int:
         return next(self._ports)

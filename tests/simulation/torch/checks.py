@@ -149,8 +149,10 @@ class CheckPart:
             return status
         return msgspec.structs.replace(
             status,
-            policy=msgspec.structs.replace(
-                check_report(status), compute_result=self._computed, link_result=self._linked, check_port=1
+            parts=(
+                msgspec.structs.replace(
+                    check_report(status), compute_result=self._computed, link_result=self._linked, check_port=1
+                ),
             ),
         )
 

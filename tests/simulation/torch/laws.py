@@ -97,7 +97,7 @@ class TorchLaws(Laws):
     def _check_health(self, plan: Plan, after: Plan, present: Members, now: float) -> None:
         """Check that a health check ends in time, and names the nodes with a problem, and no other node."""
         if not check_rules(self._rules).check:
-            demand(HealthState.find(after.policy) is None, "no node is checked without a reason")
+            demand(HealthState.find(after.parts) is None, "no node is checked without a reason")
             return
         before, state = check_state(plan), check_state(after)
         if state.check is not None:

@@ -81,8 +81,10 @@ class TorchProgram(Program):
     def rules(self, random: Random) -> JobRules:
         rules = replace(
             random_rules(random),
-            policy=HealthRules(
-                check=self.health.mode, check_timeout=CHECK_TIMEOUT, exclude_stragglers=self.health.exclude
+            parts=(
+                HealthRules(
+                    check=self.health.mode, check_timeout=CHECK_TIMEOUT, exclude_stragglers=self.health.exclude
+                ),
             ),
         )
         # From a generator of its own: the runs of seeds without it stay the same.

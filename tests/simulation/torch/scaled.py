@@ -9,8 +9,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from dlrover_run.coordination.combined_records import with_part
 from dlrover_run.coordination.model import NodeKey, NodeReport, Plan, RoundKey
+from dlrover_run.coordination.parts import with_part
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.features.autoscale.autoscaler import ThroughputReport
 from dlrover_run.features.autoscale.command import CommandKey, CommandResult, CommandRun
@@ -67,7 +67,7 @@ class ScaledLaws(TorchLaws):
 
     def storing(self, before: Plan | None, after: Plan, now: float) -> None:
         super().storing(before, after, now)
-        state = AutoscaleState.get(after.policy)
+        state = AutoscaleState.get(after.parts)
         rules = self._rules
         if state.target:
             self.targets.add(state.target)
@@ -112,12 +112,12 @@ class ScaledNode(TorchNode):
         report = self._throughput.add_to_report(report)
         if self._result is None:
             return report
-        part = replace(AutoscaleNodeReport.get(report.policy), command=self._result)
-        return replace(report, policy=with_part(report.policy, part))
+        part = replace(AutoscaleNodeReport.get(report.parts), command=self._result)
+        return replace(report, parts=with_part(report.parts, part))
 
     def _follow_command(self) -> None:
         """Begin the run of the command that is assigned to this node, as `features/autoscale/scale_command` does."""
-        part = AutoscaleAssignment.find(self.rendezvous.assignment.policy)
+        part = AutoscaleAssignment.find(self.rendezvous.assignment.parts)
         run = None if part is None or self._leaving or self._is_over else part.command
         if run is None or run.key == self._begun:
             return
@@ -149,7 +149,7 @@ class ScaledProgram(TorchProgram):
         self._knee = drawn.uniform(1, 8)
         limits = AutoscaleRules(scaling=STRONG, block=0.5, warm_up=0.5, tolerance=0.1, node_timeout=5.0, retry=RETRY)
         limits = replace(limits, command=1, command_timeout=5.0)
-        return replace(rules, policy=with_part(rules.policy, limits))
+        return replace(rules, parts=with_part(rules.parts, limits))
 
     def steps_per_second(self, nodes: int) -> float:
         """Return the throughput of a round with that many nodes."""

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
 
-from dlrover_run.coordination.combined_records import with_part
 from dlrover_run.coordination.model import Assignment, NodeReport
+from dlrover_run.coordination.parts import with_part
 from dlrover_run.features.events.records import Events, StragglerFound, StragglerGone
 from dlrover_run.features.hangs.stragglers.model import MAX_REPORTED, StragglerAssignment, StragglerNodeReport
 from dlrover_run.features.hangs.stragglers.shares import NodeShares, WorkerSample
@@ -59,13 +59,13 @@ class RoundStragglers:
         shares = self._shares.current
         if not shares or len(shares) > MAX_REPORTED:
             return report
-        return replace(report, policy=with_part(report.policy, StragglerNodeReport(shares)))
+        return replace(report, parts=with_part(report.parts, StragglerNodeReport(shares)))
 
     def follow(self, assignment: Assignment) -> None:
         """Emit what has changed among the stragglers of this node; the same assignment may come again."""
         if assignment.ranks is None or assignment.ranks.key != self._workers.key:
             return
-        part = StragglerAssignment.find(assignment.policy)
+        part = StragglerAssignment.find(assignment.parts)
         found = {} if part is None or part.key != self._workers.key else {one.rank: one for one in part.found}
         ranks = self._workers.ranks
         for rank in sorted(self._found - found.keys()):

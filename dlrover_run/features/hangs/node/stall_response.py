@@ -9,8 +9,8 @@ import msgspec
 
 from dlrover_run.agent.framework import AgentServices
 from dlrover_run.coordination.activity import WAITS
-from dlrover_run.coordination.combined_records import with_part
 from dlrover_run.coordination.model import Assignment, NodeReport
+from dlrover_run.coordination.parts import with_part
 from dlrover_run.features.events.records import WorkerResumed, WorkerStalled
 from dlrover_run.features.hangs.node.round_stragglers import RoundStragglers
 from dlrover_run.features.hangs.node.stall_report import StallReport, show_stacks
@@ -135,13 +135,13 @@ class RoundStalls:
             part = msgspec.structs.replace(part or StallNodeReport(), answered=self._question, witnesses=self._found)
         if part is None:
             return report
-        return msgspec.structs.replace(report, policy=with_part(report.policy, part))
+        return msgspec.structs.replace(report, parts=with_part(report.parts, part))
 
     def follow(self, assignment: Assignment) -> None:
         """Take what the coordinator has found, each finding once."""
         if self._stragglers is not None and self._task is not None:
             self._stragglers.follow(assignment)
-        part = StallAssignment.get(assignment.policy)
+        part = StallAssignment.get(assignment.parts)
         self._take_question(part.question)
         found = part.finding
         # Without a quiet worker the finding crossed the report that the workers of this node make progress again.

@@ -9,7 +9,7 @@ from msgspec import Meta
 
 from dlrover_run.coordination.bounds import Count, Name, Total
 from dlrover_run.coordination.model import RoundKey
-from dlrover_run.coordination.policy_records import PolicyAssignment, PolicyReport, PolicyState
+from dlrover_run.coordination.parts import AssignmentPart, PlanPart, ReportPart
 from dlrover_run.features.hangs.search.suspects import Suspect
 from dlrover_run.words.reasons import BoundedReasons
 
@@ -34,7 +34,7 @@ class StallQuestion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class StallNodeReport(
-    msgspec.Struct, PolicyReport, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag="stall"
+    msgspec.Struct, ReportPart, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag="stall"
 ):
     """The workers of the node make no progress, for the `number`th time in the round that the report is about; with
     `partly` only the `suspects`. `trains` is that of `features.hangs.search.guilt.find_stall`. A node whose workers
@@ -76,14 +76,14 @@ class StallFinding(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     alone: bool = False
 
 
-class StallState(msgspec.Struct, PolicyState, frozen=True, forbid_unknown_fields=True, tag="stall"):
+class StallState(msgspec.Struct, PlanPart, frozen=True, forbid_unknown_fields=True, tag="stall"):
     """The stall of the round that runs, None while there is none, and what nodes are asked about it."""
 
     finding: StallFinding | None = None
     question: StallQuestion | None = None
 
 
-class StallAssignment(msgspec.Struct, PolicyAssignment, frozen=True, forbid_unknown_fields=True, tag="stall"):
+class StallAssignment(msgspec.Struct, AssignmentPart, frozen=True, forbid_unknown_fields=True, tag="stall"):
     """The stall of the round in which the node has ranks, and the question that it is to answer."""
 
     finding: StallFinding | None = None

@@ -28,21 +28,21 @@ class StallPolicy(Policy):
     """Finds out for which worker of which node all others of a round wait."""
 
     def refresh(self, plan: Plan, members: Members, now: float) -> Decision:
-        state, before = find(plan, members), StallState.get(plan.policy)
+        state, before = find(plan, members), StallState.get(plan.parts)
         if state == before:
             return Decision(plan)
         is_new = state.finding is not None and state.finding != before.finding
         lines = (_log_line(state.finding),) if is_new and state.finding is not None else ()
-        return Decision(update_plan(plan, now, policy=state), log_lines=lines)
+        return Decision(update_plan(plan, now, part=state), log_lines=lines)
 
     def end_round(self, plan: Plan) -> Plan:
-        if StallState.get(plan.policy) == StallState():
+        if StallState.get(plan.parts) == StallState():
             return plan
-        return update_plan(plan, plan.clock, policy=StallState())
+        return update_plan(plan, plan.clock, part=StallState())
 
     def tasks(self, plan: Plan, ranks: Mapping[NodeKey, RankAssignment]) -> Mapping[NodeKey, StallAssignment]:
         """The finding and the question, for each node of the round."""
-        state = StallState.get(plan.policy)
+        state = StallState.get(plan.parts)
         if state == StallState():
             return {}
         return dict.fromkeys(ranks, StallAssignment(state.finding, state.question))
@@ -66,7 +66,7 @@ def find(plan: Plan, members: Members) -> StallState:
             continue
         if state is None or not state.connected or not state.report.in_round(plan.key):
             return StallState()
-        parts[member.key] = StallNodeReport.find(state.report.policy) or StallNodeReport()
+        parts[member.key] = StallNodeReport.find(state.report.parts) or StallNodeReport()
     suspects: list[Suspect] = []
     hosts: dict[int, str] = {}
     assigned = rank_assignments(plan)

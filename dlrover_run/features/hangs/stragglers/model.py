@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from dlrover_run.coordination.model import RoundKey
-from dlrover_run.coordination.policy_records import PolicyAssignment, PolicyReport, PolicyState
+from dlrover_run.coordination.parts import AssignmentPart, PlanPart, ReportPart
 from dlrover_run.features.hangs.stragglers.finding import MAX_STRAGGLERS, Straggler
 from dlrover_run.features.hangs.stragglers.shares import Shares
 
@@ -24,7 +24,7 @@ MAX_NOTED = 3
 Stragglers = Annotated[tuple[Straggler, ...], Meta(max_length=MAX_STRAGGLERS)]
 
 
-class StragglerNodeReport(msgspec.Struct, PolicyReport, frozen=True, forbid_unknown_fields=True, tag="straggler"):
+class StragglerNodeReport(msgspec.Struct, ReportPart, frozen=True, forbid_unknown_fields=True, tag="straggler"):
     """The shares of the time of each worker of the node, in the round that the report is about. A node without such a
     part does not know them."""
 
@@ -37,13 +37,13 @@ class StragglerNodeReport(msgspec.Struct, PolicyReport, frozen=True, forbid_unkn
         return None
 
 
-class StragglerState(msgspec.Struct, PolicyState, frozen=True, forbid_unknown_fields=True, tag="straggler"):
+class StragglerState(msgspec.Struct, PlanPart, frozen=True, forbid_unknown_fields=True, tag="straggler"):
     """The stragglers of the round that runs."""
 
     stragglers: Stragglers = ()
 
 
-class StragglerAssignment(msgspec.Struct, PolicyAssignment, frozen=True, forbid_unknown_fields=True, tag="straggler"):
+class StragglerAssignment(msgspec.Struct, AssignmentPart, frozen=True, forbid_unknown_fields=True, tag="straggler"):
     """The stragglers of one node in the round `key`. A node without any has no such part."""
 
     key: RoundKey

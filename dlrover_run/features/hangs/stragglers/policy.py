@@ -17,23 +17,23 @@ class StragglerPolicy(Policy):
     """Compares the workers of all nodes of a round."""
 
     def refresh(self, plan: Plan, members: Members, now: float) -> Decision:
-        before = StragglerState.get(plan.policy).stragglers
+        before = StragglerState.get(plan.parts).stragglers
         found = find(plan, members)
         known = [one.rank for one in before]
         if found is None or [one.rank for one in found] == known:
             # Shares that only vary are no news, and nor is a cause that changes between two that are as large.
             return Decision(plan)
         lines = tuple(one.text for one in found if one.rank not in known)
-        return Decision(update_plan(plan, now, policy=StragglerState(found)), log_lines=lines)
+        return Decision(update_plan(plan, now, part=StragglerState(found)), log_lines=lines)
 
     def end_round(self, plan: Plan) -> Plan:
-        if not StragglerState.get(plan.policy).stragglers:
+        if not StragglerState.get(plan.parts).stragglers:
             return plan
-        return update_plan(plan, plan.clock, policy=StragglerState())
+        return update_plan(plan, plan.clock, part=StragglerState())
 
     def tasks(self, plan: Plan, ranks: Mapping[NodeKey, RankAssignment]) -> Mapping[NodeKey, StragglerAssignment]:
         """The stragglers of each node that has one."""
-        stragglers = StragglerState.get(plan.policy).stragglers
+        stragglers = StragglerState.get(plan.parts).stragglers
         if not stragglers:
             return {}
         own = {key: tuple(one for one in stragglers if place.has_rank(one.rank)) for key, place in ranks.items()}
@@ -51,13 +51,13 @@ def find(plan: Plan, members: Members) -> tuple[Straggler, ...] | None:
         state = members.get(member.key)
         if state is None or not state.connected:
             return None
-        part = StragglerNodeReport.find(state.report.policy) if state.report.in_round(plan.key) else None
+        part = StragglerNodeReport.find(state.report.parts) if state.report.in_round(plan.key) else None
         if part is None or len(part.shares) < member.workers:
             # It has just begun, or some of its workers have ended: the others do not train as before.
             return ()
         # Only its own ranks, whatever it reports.
         workers += (one for one in part.shares if assigned[member.key].has_rank(one.rank))
-    known = {one.rank for one in StragglerState.get(plan.policy).stragglers}
+    known = {one.rank for one in StragglerState.get(plan.parts).stragglers}
     return find_stragglers(workers, known)
 
 

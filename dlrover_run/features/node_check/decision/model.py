@@ -15,7 +15,7 @@ from msgspec import Meta
 
 from dlrover_run.coordination.bounds import Count, Name, NodeId, Port, Total
 from dlrover_run.coordination.model import NodeReport, Plan
-from dlrover_run.coordination.policy_records import PolicyAssignment, PolicyProgress, PolicyReport, PolicyState
+from dlrover_run.coordination.parts import AssignmentPart, PlanPart, ReportPart, WaitingPart
 from dlrover_run.coordination.validation import MAX_ROUND, UNKNOWN_EPOCH, is_known_epoch
 from dlrover_run.words.reasons import BoundedReasons
 
@@ -235,7 +235,7 @@ class HealthCheck(msgspec.Struct, frozen=True, kw_only=True):
     plan_reasons: BoundedReasons = ()
 
 
-class HealthState(msgspec.Struct, PolicyState, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="health"):
+class HealthState(msgspec.Struct, PlanPart, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="health"):
     """The state of the health check; a part of the plan. `check` is the check that runs, `check_count` the number of
     the last one, `health` what is known of each node, and `links` what is known of links between them, whose ends are
     places in `health`."""
@@ -248,7 +248,7 @@ class HealthState(msgspec.Struct, PolicyState, frozen=True, kw_only=True, forbid
 
 class HealthReport(
     msgspec.Struct,
-    PolicyReport,
+    ReportPart,
     frozen=True,
     kw_only=True,
     forbid_unknown_fields=True,
@@ -266,14 +266,14 @@ class HealthReport(
         keys = [result.key for result in (self.compute_result, self.link_result) if result is not None]
         if not all(is_known_epoch(key.epoch, plan) for key in keys):
             return UNKNOWN_EPOCH
-        if any(key.number > max(MAX_ROUND, HealthState.get(plan.policy).check_count) for key in keys):
+        if any(key.number > max(MAX_ROUND, HealthState.get(plan.parts).check_count) for key in keys):
             return "a report names a node check that no job has"
         return None
 
 
 class HealthAssignment(
     msgspec.Struct,
-    PolicyAssignment,
+    AssignmentPart,
     frozen=True,
     kw_only=True,
     forbid_unknown_fields=True,
@@ -306,5 +306,5 @@ class HealthAssignment(
         return self.health is not None and self.health.status is HealthStatus.PASSED
 
 
-class HealthProgress(msgspec.Struct, PolicyProgress, frozen=True, forbid_unknown_fields=True, tag="health"):
+class HealthProgress(msgspec.Struct, WaitingPart, frozen=True, forbid_unknown_fields=True, tag="health"):
     rows: Annotated[tuple[NodeHealth, ...], Meta(max_length=MAX_ROWS)] = ()

@@ -46,7 +46,7 @@ class HealthPolicy(Policy):
 
     def __init__(self, rules: JobRules) -> None:
         super().__init__(rules)
-        self.limits = HealthRules.get(rules.policy)
+        self.limits = HealthRules.get(rules.parts)
         self.needs_gathering = self.limits.check == CHECK_ALWAYS
 
     def refresh(self, plan: Plan, members: Members, now: float) -> Decision:
@@ -167,7 +167,7 @@ class HealthPolicy(Policy):
             waited_for = [check.nodes[place].host for place in awaited(check, members, now)]
             reasons = text.answers(check, waited_for, len(asked(check, members, now)))
             rows = text.shown(check_status(check, members), text.share_of(len(members)))
-            return Waiting(reasons, seconds, HealthProgress(rows))
+            return Waiting(reasons, seconds, (HealthProgress(rows),))
         nodes = self.eligible(plan, members)
         if self.rules.size(len(nodes)) and not steps.computes_anew(self.limits, plan):
             silent = steps.computing(self.limits, plan, nodes, now)

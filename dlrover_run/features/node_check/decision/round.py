@@ -48,11 +48,11 @@ def health_of(node: CheckedNode | Member | NodeReport, status: HealthStatus, **f
 
 
 def state_of(plan: Plan) -> HealthState:
-    return HealthState.get(plan.policy)
+    return HealthState.get(plan.parts)
 
 
 def report_of(p: MemberState) -> HealthReport:
-    return HealthReport.get(p.report.policy)
+    return HealthReport.get(p.report.parts)
 
 
 def without_check(p: MemberState) -> bool:

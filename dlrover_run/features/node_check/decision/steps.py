@@ -52,7 +52,7 @@ node leaves as soon as it receives its dismissal, so hardly one ever comes back.
 def update(plan: Plan, now: float, **changes: Any) -> Plan:
     """The plan with those changes of it and of the state of the health check, written at job time `now`."""
     own = {name: changes.pop(name) for name in HealthState.__struct_fields__ if name in changes}
-    return update_plan(plan, now, policy=msgspec.structs.replace(state_of(plan), **own), **changes)
+    return update_plan(plan, now, part=msgspec.structs.replace(state_of(plan), **own), **changes)
 
 
 def with_state(plan: Plan, **changes: Any) -> Plan:

@@ -23,8 +23,8 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from dlrover_run.coordination.combined_records import with_part
 from dlrover_run.coordination.model import NodeReport
+from dlrover_run.coordination.parts import with_part
 from dlrover_run.features.node_check.decision.model import (
     CPU,
     MAX_DEVICES,
@@ -113,7 +113,7 @@ class HealthCheckRunner:
         self._problems: asyncio.Future[Sequence[str]] | None = None
         self._folder = folder
         self._python = spec.entrypoint.python or sys.executable
-        self._rules = HealthRules.get(spec.rules.policy)
+        self._rules = HealthRules.get(spec.rules.parts)
         # With `static` ranks, no node receives anything from the others.
         self._wanted = self._rules.applies and (spec.backend != "static" or spec.rules.max_nodes == 1)
         self._port = HeldPort() if self._wanted else None
@@ -147,7 +147,7 @@ class HealthCheckRunner:
         if self._port is None:
             return status
         part = HealthReport(check_port=self._port.number, compute_result=self._computed, link_result=self._linked)
-        return msgspec.structs.replace(status, policy=with_part(status.policy, part))
+        return msgspec.structs.replace(status, parts=with_part(status.parts, part))
 
     def update(self, task: CheckTask | None, node_health: NodeHealth | None = None) -> None:
         """Carry out the task of the coordinator, or run the compute test if it has no result yet. No worker may run.

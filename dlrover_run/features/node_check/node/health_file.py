@@ -81,7 +81,7 @@ class HealthFile:
     def follow(self, wanted: Assignment, devices: Sequence[DeviceSpeed]) -> None:
         """Write the result of a check and the speeds of this node's devices if they have changed. A node that has lost
         its ranks keeps its knowledge of the others."""
-        part = HealthAssignment.get(wanted.policy)
+        part = HealthAssignment.get(wanted.parts)
         if self._directory is None or part.health is None or part.health.status is HealthStatus.PENDING:
             return
         result = HealthResult(part.health, tuple(devices), part.health_table, part.link_table)

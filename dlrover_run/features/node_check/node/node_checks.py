@@ -51,7 +51,7 @@ class NodeChecks:
     def follow(self, assignment: Assignment, may_run: bool) -> None:
         """Take the latest assignment; what it asks for is carried out if no worker runs or starts (`may_run`). Raises
         what ended the work."""
-        part = HealthAssignment.get(assignment.policy)
+        part = HealthAssignment.get(assignment.parts)
         self._events.follow(part)
         if not self._services.shutdown.wanted:
             self._file.follow(assignment, self._runner.devices)
@@ -96,7 +96,7 @@ class HealthReporter:
 
     def __init__(self, spec: JobSpec, console: Console) -> None:
         self._single_node = spec.rules.max_nodes == 1
-        self._rules = HealthRules.get(spec.rules.policy)
+        self._rules = HealthRules.get(spec.rules.parts)
         self._console = console
         self._reported_restarts = 0
         self._rows: tuple[NodeHealth, ...] = ()
@@ -116,7 +116,7 @@ class HealthReporter:
 
     def table(self, waiting: Waiting) -> DrawTable | None:
         """What draws the nodes of a check that runs; None if none does."""
-        rows = HealthProgress.get(waiting.policy).rows
+        rows = HealthProgress.get(waiting.parts).rows
         if not rows:
             return None
         return lambda columns, lines: health_table.render_live_table(rows, columns, lines, self._console.color)
@@ -124,7 +124,7 @@ class HealthReporter:
     def print_bad_nodes(self, waiting: Waiting) -> None:
         """On a console without a live table, print a line for each node that has just failed. Nodes that pass are
         printed at the end of the check."""
-        rows = HealthProgress.get(waiting.policy).rows
+        rows = HealthProgress.get(waiting.parts).rows
         if not rows:
             return
         known = {(row.node_id, row.incarnation): row.status for row in self._rows}
@@ -138,7 +138,7 @@ class HealthReporter:
     def print_outcome(self, assignment: Assignment) -> None:
         """Print the table on the node with rank 0, and one line on the others. A round without a check only has fewer
         nodes or another order of them, which prints nothing."""
-        part = HealthAssignment.get(assignment.policy)
+        part = HealthAssignment.get(assignment.parts)
         node_health, others = part.health, part.health_table
         page = self._console.width, self._console.color
         if (
