@@ -22,6 +22,7 @@ from dlrover_run.coordination.model import (
 )
 from dlrover_run.coordination.recovery import recover_plan
 from dlrover_run.coordination.rules import JobRules
+from dlrover_run.features.node_check.decision.model import HealthState
 from dlrover_run.features.node_check.decision.round import CHECK_MARGIN
 from dlrover_run.features.node_check.decision.rules import CHECK_ONCE
 from dlrover_run.words.reasons import Code
@@ -217,7 +218,9 @@ class TestWhatAWaitingNodeReceives:
 @pytest.mark.parametrize("field", sorted({*Plan.__struct_fields__} - _NOT_SENT_APART))
 def test_a_change_of_any_field_is_sent_to_the_nodes(field: str) -> None:
     """Also of a field that is added to the plan later, unless it is listed as a field that is not sent to nodes."""
-    changed = msgspec.structs.replace(Plan(), **{field: object()})
+    changed = msgspec.structs.replace(
+        Plan(), **{field: (HealthState(check_count=1),) if field == "parts" else object()}
+    )
     assert affects_nodes(Plan(), changed)
 
 

@@ -219,7 +219,7 @@ class TestOwnLine:
 
 
 def checking(*rows: NodeHealth) -> Assignment:
-    return Assignment(waiting=Waiting(sentence("round 1 of a node check"), 60.0, HealthProgress(rows)))
+    return Assignment(waiting=Waiting(sentence("round 1 of a node check"), 60.0, (HealthProgress(rows),)))
 
 
 def passed(*others: NodeHealth, links: tuple[LinkRow, ...] = (), own: NodeHealth = FOUR[0]) -> Assignment:

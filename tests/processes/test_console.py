@@ -264,7 +264,7 @@ def nodes(*verdicts):
     )
 
 def checking(*verdicts):
-    return Assignment(waiting=Waiting(sentence("round 1 of a node check"), None, HealthProgress(nodes(*verdicts))))
+    return Assignment(waiting=Waiting(sentence("round 1 of a node check"), None, (HealthProgress(nodes(*verdicts)),)))
 
 async def main(relay):
     relay.attach(print)

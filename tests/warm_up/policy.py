@@ -71,7 +71,7 @@ class WarmUpPolicy(Policy):
     def waiting(self, plan: Plan, members: Members, seconds: float | None, now: float) -> Waiting | None:
         """Return how many nodes warm up."""
         number = len(WarmUpState.get(plan.parts).warming)
-        return Waiting((Code.WARMING(number=number),), seconds, WarmUpProgress(number)) if number else None
+        return Waiting((Code.WARMING(number=number),), seconds, (WarmUpProgress(number),)) if number else None
 
 
 def _update(plan: Plan, now: float, **changes: Any) -> Plan:
