@@ -30,8 +30,8 @@ print(f"codes {codes}, {left} is left")
 
 LAUNCHER = f"""
 from dlrover_run.__main__ import run
-from dlrover_run.rendezvous import master_end
-master_end.END_TIMEOUT = {WAIT}  # On a busy machine the end of a master may take longer.
+from dlrover_run.rendezvous.master import end
+end.END_TIMEOUT = {WAIT}  # On a busy machine the end of a master may take longer.
 run()
 """
 

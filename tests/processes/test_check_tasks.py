@@ -25,7 +25,7 @@ from dlrover_run.workers.environment import check_environments
 
 pytest.importorskip("torch")
 
-FOLDER = Path(__file__).parents[2] / "dlrover_run" / "node_check"
+FOLDER = Path(__file__).parents[2] / "dlrover_run" / "features" / "node_check" / "check"
 PLUGIN = Path(__file__).parents[1] / "workers" / "check_plugin.py"
 TIMEOUT = 240
 

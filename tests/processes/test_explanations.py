@@ -31,7 +31,7 @@ print("trained", flush=True)
 
 PLANTED = """
 import sys
-from dlrover_run.agent import worker_exits, worker_round
+from dlrover_run.workers import exits, round
 from dlrover_run.features.observe.round_progress import RoundProgress
 from dlrover_run.workers.startup_probe import StartupProbe
 from dlrover_run.failures import causes, tracebacks
@@ -41,8 +41,8 @@ def broken(*_, **__):
     raise LookupError("an explanation failed")
 
 for owner, names in {
-    worker_exits: ("_full_disk", "read_error_file", "read_stderr"),
-    worker_round: ("find_absent_workers", "inspect_worker"),
+    exits: ("_full_disk", "read_error_file", "read_stderr"),
+    round: ("find_absent_workers", "inspect_worker"),
     RoundProgress: ("script_ended",),
     StartupProbe: ("has_trained",),
     OomKillCounters: ("explain",),

@@ -59,7 +59,7 @@ def test_a_stall_is_shown_until_it_is_over(start: StartJob, tmp_path: Path) -> N
     assert "no progress: worker-0" in status
     run_dir = next(path for path in logs.iterdir() if not path.is_symlink())
     why = json.loads(operate(tmp_path, "why", "--json", str(run_dir)).out)
-    assert [reason["code"] for reason in why[0][1:]][-2:] == ["features.hangs.search.outside", "stall.place"]
+    assert [reason["code"] for reason in why[0][1:]][-2:] == ["stall.outside", "stall.place"]
     job.send("worker-0", type="step", step=5)
     os.kill(server["pid"], signal.SIGSTOP)
     job.up("chief-1")
