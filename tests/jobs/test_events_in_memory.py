@@ -91,7 +91,7 @@ def test_a_spare_in_memory_does_not_hide_a_job_with_a_log(tmp_path: Path, mailbo
         mailbox.gather(2)
         spare = launch(mailbox, *meeting, "--journal=/dev/null", script, stderr=subprocess.PIPE)
         assert spare.stderr is not None
-        while "waits to step in" not in (line := spare.stderr.readline()):
+        while "this node was not asked for" not in (line := spare.stderr.readline()):
             assert line, "the spare has ended"
         why = ask(tmp_path, "why", name)
         assert (why.code, why.err) == (0, "")
