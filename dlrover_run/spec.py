@@ -139,14 +139,16 @@ class MasterSpec:
     """The built-in master of a job, and the credentials of this node.
 
     `is_host` means that this node starts the master if there is none; None decides by whether `host` is an address of
-    this machine. `bind` is the address on which a master of this node listens, None for the endpoint's. `state_dir` is
-    where it keeps its journals. `token` is the job's secret, empty for none; `auth_required` refuses to run without
-    credentials. `web` is where it also serves the status over HTTP, as [HOST:]PORT.
+    this machine. `hosts` are all nodes of the job if its cluster lists them, that of the endpoint first. `bind` is the
+    address on which a master of this node listens, None for the endpoint's. `state_dir` is where it keeps its journals.
+    `token` is the job's secret, empty for none; `auth_required` refuses to run without credentials. `web` is where it
+    also serves the status over HTTP, as [HOST:]PORT.
     """
 
     host: str
     port: int
     is_host: bool | None = None
+    hosts: tuple[str, ...] = ()
     bind: str | None = None
     state_dir: str | None = None
     web: str | None = None

@@ -219,6 +219,7 @@ def complete(args: RendezvousArgs, found: Detected, flags: FlagValues, context: 
         backend=args.backend or FlagValue("--cluster", MASTER_BACKENDS[0]),
         endpoint=FlagValue(found.host.source, join_address(found.host.text, port)),
         is_host=found.first,
+        hosts=found.hosts if found.hosts[:1] == (found.host.text,) else (),
     )
 
 

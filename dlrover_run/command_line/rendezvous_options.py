@@ -55,7 +55,8 @@ class RendezvousArgs(NamedTuple):
     """The flags of the rendezvous. Texts are parsed only if they count, because torchrun ignores them otherwise.
 
     None means that a flag was not given; a text that has a default holds the default. `is_host` is whether this node
-    hosts the master of the endpoint, None if the address decides.
+    hosts the master of the endpoint, None if the address decides. `hosts` are the nodes of the job as its cluster lists
+    them, that of the endpoint first; empty if they are not known.
     """
 
     nodes: FlagValue
@@ -69,6 +70,7 @@ class RendezvousArgs(NamedTuple):
     master_addr: FlagValue | None = None
     master_port: int | None = None
     is_host: bool | None = None
+    hosts: tuple[str, ...] = ()
 
     @property
     def rank(self) -> int | None:
@@ -196,7 +198,7 @@ def _with_master(args: RendezvousArgs, backend: FlagValue, min_nodes: int, max_n
         min_nodes,
         max_nodes,
         # A master that the variable names runs already.
-        master=MasterSpec(host, port, is_host=False if endpoint is variable else args.is_host),
+        master=MasterSpec(host, port, is_host=False if endpoint is variable else args.is_host, hosts=args.hosts),
         node_rank=_preferred_rank(args),
         node_id=_node_id(args.environ),
         warnings=unread_hints(args),

@@ -42,7 +42,8 @@ from dlrover_run.coordination.model import (
     RoundKey,
     Waiting,
 )
-from dlrover_run.coordination.recovery import latest_round, needed_members
+from dlrover_run.coordination.quorum import LostMaster, needed_members
+from dlrover_run.coordination.recovery import latest_round
 from dlrover_run.coordination.requested_changes import apply_request
 from dlrover_run.coordination.requests import JUST_BEGUN, OperatorRequest, RequestFailed
 from dlrover_run.coordination.rules import JobRules
@@ -83,8 +84,7 @@ Two coordinators that receive the same epoch must not choose the same one, so ho
 class Coordinator:
     """Decides for one job. `plan` is its predecessor's last, for a coordinator that takes over; `return_grace` is how
     many seconds the members of that plan have to connect, by default `grace_for` them. `names_successors`: the nodes
-    may start the next master. `ended` is for a successor on another machine how many nodes have ended with the master
-    before it, 0 if that is not known.
+    may start the next master. `lost` is for a successor on another machine what is known of the master before it.
 
     An exception in a decision leaves everything as it was, but for the requests, which are dropped; see `Driver`, which
     sets `problem` to its text while it lasts, for the nodes that wait.
@@ -101,7 +101,7 @@ class Coordinator:
         plan: Plan | None = None,
         return_grace: float | None = None,
         names_successors: bool = False,
-        ended: int | None = None,
+        lost: LostMaster | None = None,
     ) -> None:
         before = plan or Plan()
         if plan is not None and epoch <= plan.epoch:
@@ -117,9 +117,8 @@ class Coordinator:
         # The keys of `_members` by their node id, so that joining a large job costs no more than joining a small one.
         self._processes: dict[str, list[NodeKey]] = {}
         self._names_successors = names_successors and self.policy.has_rounds
-        self._ended = ended
-        if plan is not None:
-            self.plan = self._with_quorum(self.plan)
+        self._lost = lost
+        self.plan = self._with_quorum(self.plan)
         self._other_view = EMPTY_VIEW
         self._views = node_views(self.policy, self.plan)
         self._activities: dict[NodeKey, Received] = {}
@@ -416,10 +415,13 @@ class Coordinator:
         return True
 
     def _with_quorum(self, plan: Plan) -> Plan:
-        if self._ended is None or not plan.members:
+        if self._lost is None:
             return plan
-        members = sum(not member.done for member in plan.members)
-        return msgspec.structs.replace(plan, quorum=needed_members(members, self.rules.min_size, self._ended))
+        # Without a round, or with one whose workers have all ended, no report names the members.
+        members = sum(not member.done for member in plan.members) or self._lost.nodes
+        if not members:
+            return plan
+        return msgspec.structs.replace(plan, quorum=needed_members(members, self.rules.min_size, self._lost.ended))
 
     def _remember(self, newcomer: MemberState) -> None:
         key = newcomer.report.key

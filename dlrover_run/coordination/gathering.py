@@ -57,11 +57,11 @@ def _form(policy: Policy, plan: Plan, members: Members, now: float) -> Decision 
     if is_first and not alive and not (policy.has_started(plan) and members):
         # No node waits.
         return Decision(plan)
-    lacks_quorum = _lacks_quorum(plan, alive)
+    lacks_quorum = is_quorum_lacking(plan, alive)
     size = 0 if lacks_quorum else rules.size(len(alive))
     # Where the policy has held a round there were enough nodes before, and some were lost or removed.
     timeout = rules.join_timeout if _is_first(policy, plan) else rules.pend_timeout
-    if lacks_quorum:
+    if lacks_quorum and not _is_first(policy, plan):
         timeout = min(timeout, rules.master_timeout)
     if not size:
         deadline = plan.since + timeout
@@ -97,9 +97,14 @@ def _form(policy: Policy, plan: Plan, members: Members, now: float) -> Decision 
     return Decision(form_round(rules, plan, ranked, now, reasons))
 
 
-def _lacks_quorum(plan: Plan, alive: list[MemberState]) -> bool:
-    """Whether members of the last round are not here that another master may have."""
+def is_quorum_lacking(plan: Plan, alive: list[MemberState]) -> bool:
+    """Whether nodes are not here that another master may have: members of the last round or, if they are not known, so
+    many nodes. A node whose connection has ended may be with the other master already."""
+    if not plan.quorum:
+        return False
     members = {member.key for member in plan.members if not member.done}
+    if not members:
+        return sum(state.connected for state in alive) < plan.quorum
     return sum(state.report.key in members for state in alive) < plan.quorum
 
 
@@ -205,12 +210,14 @@ def _complete(
 def _short_of_nodes(policy: Policy, plan: Plan, alive: list[MemberState], waited: float) -> Reasons:
     rules = policy.rules
     hosts = display_names(plan, alive)
-    least = max(rules.min_size, plan.quorum) if _lacks_quorum(plan, alive) else rules.min_size
+    lacks_quorum = is_quorum_lacking(plan, alive)
+    least = max(rules.min_size, plan.quorum) if lacks_quorum else rules.min_size
     here = Code.NO_NODE_CAME(seconds=waited, least=least)
     if hosts:
         here = Code.TOO_FEW_NODES(seconds=waited, number=len(hosts), least=least, names=shown_names(hosts))
     before = () if _is_first(policy, plan) else plan.reasons
-    return chain(before, here, *missing_nodes(rules, plan, alive))
+    quorum = (Code.QUORUM(number=plan.quorum),) if lacks_quorum else ()
+    return chain(before, here, *quorum, *missing_nodes(rules, plan, alive))
 
 
 def missing_nodes(rules: JobRules, plan: Plan, alive: list[MemberState]) -> Reasons:

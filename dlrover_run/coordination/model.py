@@ -238,8 +238,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     the states of the job's features. `draining` are nodes that an operator has asked to leave, `to_drain` those that
     are to leave with the planned change. `saves` is set once a worker of the job has marked a checkpoint. `change` is
     the planned change that waits for the next one. `desired` is the size that an operator has asked for. `quorum` is
-    how many of `members` have to be here before the next round, 0 for any number: after a succession others of them
-    may still have the old master.
+    how many of `members`, or of all nodes if no members are known, have to be here before the next round, 0 for any
+    number: after a succession the others may still have the old master.
     """
 
     epoch: int = 0

@@ -77,11 +77,3 @@ def _members(found: RankedNodes, any_ranks: RankAssignment) -> Iterator[Member]:
             workers = min(max(0, begin - next_rank), MAX_WORKERS)
             yield Member(f"unknown-{node_rank}", _UNKNOWN, "", workers)
             next_rank += workers
-
-
-def needed_members(members: int, min_nodes: int, ended: int) -> int:
-    """How many members of the last round a successor needs before it forms another one, so that no other master can:
-    more than half of those that have not `ended`. Where the old master may be alive but unreachable (`ended` is 0), the
-    nodes that it could have left must also be too few for a round."""
-    majority = (members - ended) // 2 + 1
-    return majority if ended else max(majority, members - min_nodes + 1)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence, Set
 import msgspec
 
 from dlrover_run.coordination.decision import Deadline, DeadlineReason
-from dlrover_run.coordination.gathering import missing_nodes
+from dlrover_run.coordination.gathering import is_quorum_lacking, missing_nodes
 from dlrover_run.coordination.membership import Members, MemberState
 from dlrover_run.coordination.model import Plan, PlanPhase, Waiting
 from dlrover_run.coordination.policy import Policy
@@ -44,7 +44,10 @@ def wait_status(policy: Policy, plan: Plan, members: Members, deadlines: Sequenc
     here = Code.NODES_OF(number=len(alive), wanted=wanted)
     hosts = shown_names(display_names(plan, alive))
     named = (Code.NAMED(names=hosts),) if hosts else ()
-    return Waiting(chain(policy.removals(plan, members), here, *named, *missing_nodes(rules, plan, alive)), left)
+    quorum = (Code.QUORUM(number=plan.quorum),) if is_quorum_lacking(plan, alive) else ()
+    return Waiting(
+        chain(policy.removals(plan, members), here, *named, *quorum, *missing_nodes(rules, plan, alive)), left
+    )
 
 
 def _left(deadlines: Sequence[Deadline], reasons: Set[DeadlineReason], now: float) -> float | None:

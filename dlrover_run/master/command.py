@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from dlrover_run import exit_codes, linux
 from dlrover_run.command_line import credentials, lookup, values
 from dlrover_run.command_line.rdzv_conf import RdzvConf
+from dlrover_run.coordination.quorum import LostMaster
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.master.server import IdleShutdown
 from dlrover_run.processes import event_loop, signals, title, tree
@@ -43,7 +44,7 @@ SHUTDOWN_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 @dataclass(frozen=True)
 class Options:
     """The settings of a master. `idle_timeout` None serves for ever; a descriptor of -1 is not used. `web` is where the
-    status is served over HTTP. `ended` is for the successor of a master on another machine (see `Coordinator`).
+    status is served over HTTP. `lost` is for the successor of a master on another machine (see `Coordinator`).
     `warnings` are sentences about the command line."""
 
     host: str
@@ -56,7 +57,7 @@ class Options:
     ready_fd: int = -1
     report_fd: int = -1
     parent_pipe_fd: int = -1
-    ended: int | None = None
+    lost: LostMaster | None = None
     warnings: tuple[str, ...] = ()
 
     @property
@@ -95,7 +96,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--auth-required", action="store_true", help="refuse to run without a token or --tls-ca")
     add("--ready-fd", metavar="N", help="an inherited descriptor that gets one line of JSON when the master listens")
     add("--report-fd", metavar="N", help="an inherited descriptor that gets the lines about the node check")
-    add("--ended", metavar="N", help="take over from a master on another machine, with which N nodes have ended")
+    add("--succeeds", metavar="N,M", help="take over from a master elsewhere that had N nodes, M of which have ended")
     add("--parent-pipe-fd", metavar="N", help="an inherited descriptor of a parent-death pipe: the master ends with it")
     return parser
 
@@ -150,7 +151,7 @@ def read_options(args: Sequence[str], environ: Mapping[str, str]) -> Options:
         ready_fd=descriptor("--ready-fd"),
         report_fd=descriptor("--report-fd"),
         parent_pipe_fd=descriptor("--parent-pipe-fd"),
-        ended=None if given["ended"] is None else values.integer("--ended", given["ended"], 0),
+        lost=None if given["succeeds"] is None else _lost_master(given["succeeds"]),
         warnings=() if token_fd >= 0 else tuple(credentials.token_warnings(token, conf, environ)),
     )
 
@@ -161,6 +162,12 @@ def _web_address(text: str, token: str) -> tuple[str, int]:
     if not token and host not in ("localhost", "127.0.0.1", "::1"):
         raise SpecError(f"--web {text}: on another address than localhost it needs a token; set DLROVER_RDZV_TOKEN.")
     return host, port
+
+
+def _lost_master(text: str) -> LostMaster:
+    """The value of `--succeeds`, which launchers give. Raises SpecError."""
+    nodes, _, ended = text.partition(",")
+    return LostMaster(values.integer("--succeeds", nodes, 0), values.integer("--succeeds", ended, 0))
 
 
 def _read_token(fd: int) -> str:
@@ -267,7 +274,7 @@ async def _serve(options: Options) -> int:
         log_to_launcher,
         # The machine of a master that a node has started may be lost with it.
         names_successors=options.idle_timeout is not None and options.parent_pipe_fd < 0,
-        ended=options.ended,
+        lost=options.lost,
     )
     if options.parent_pipe_fd < 0:
         for number in SHUTDOWN_SIGNALS:

@@ -16,6 +16,7 @@ from dlrover_run.coordination.bounds import MAX_ERROR_TEXT
 from dlrover_run.coordination.coordinator import Coordinator
 from dlrover_run.coordination.history import JobHistory
 from dlrover_run.coordination.model import NodeKey, NodeReport
+from dlrover_run.coordination.quorum import LostMaster
 from dlrover_run.coordination.requests import JUST_BEGUN, OperatorRequest, RequestFailed, StackQuery
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.coordination.status import JobStatus
@@ -63,7 +64,7 @@ class Jobs:
         on_change: Callable[[], None] = lambda: None,
         log_to_launcher: Callable[[str], None] = lambda line: None,
         names_successors: bool = False,
-        ended: int | None = None,
+        lost: LostMaster | None = None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._state_dir = state_dir
@@ -81,7 +82,7 @@ class Jobs:
         self._ended: dict[str, int] = {}
         self._moved: dict[str, tuple[str, float]] = {}
         self._names_successors = names_successors
-        self._ended_before = ended
+        self._lost = lost
         self._last_problem = ""
         self._stalls = StallDetector(self._loop.time())
         self._stall_timer: asyncio.TimerHandle | None = None
@@ -228,7 +229,7 @@ class Jobs:
                 now,
                 next(self._epochs),
                 names_successors=self._names_successors,
-                ended=self._ended_before,
+                lost=self._lost,
             )
         else:
             journal = Journal(self._state_dir, name)
@@ -284,7 +285,7 @@ class Jobs:
             contents.header.epoch,
             contents.plan,
             names_successors=self._names_successors,
-            ended=self._ended_before,
+            lost=self._lost,
         )
 
     def _refuse_journal(self, name: str, problem: str, retry: bool) -> NoReturn:

@@ -24,6 +24,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from dlrover_run import linux
+from dlrover_run.coordination.quorum import LostMaster
 from dlrover_run.master.jobs import Jobs
 from dlrover_run.master.session import NodeSession
 from dlrover_run.transport.connection import GrpcServerConnection
@@ -212,12 +213,12 @@ class MasterServer:
         on_change: Callable[[], None] = lambda: None,
         log_to_launcher: Callable[[str], None] = lambda line: None,
         names_successors: bool = False,
-        ended: int | None = None,
+        lost: LostMaster | None = None,
     ) -> None:
         self._token = token
         self._log = log
         self.grpc = load_grpc()
-        self.jobs = Jobs(state_dir, int(time.time() * 1000), log, on_change, log_to_launcher, names_successors, ended)
+        self.jobs = Jobs(state_dir, int(time.time() * 1000), log, on_change, log_to_launcher, names_successors, lost)
         self._sessions: set[NodeSession] = set()
         self._unauthenticated: set[NodeSession] = set()
         self._refusals = 0

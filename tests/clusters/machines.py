@@ -64,6 +64,10 @@ class Machine:
                     found.append(process)
         return found
 
+    def set_link(self, state: str) -> None:
+        """Set the network link `up` or `down`. While it is down the machine runs on and is silent to the others."""
+        subprocess.run(["nsenter", f"--target={self.pid}", "--net", "ip", "link", "set", "eth0", state], check=True)
+
     def lose_power(self) -> None:
         """Kill every process of the machine at once; its address is removed with them."""
         os.kill(self.pid, signal.SIGKILL)

@@ -173,7 +173,7 @@ PidFile={here}/slurmdbd.pid
 
     def kill_node_daemon(self, name: str) -> None:
         """Kill the daemon of a node. Its jobs keep running."""
-        self._note(f"[{name}]$ kill -KILL $(pidof slurmd)")
+        self.note(f"[{name}]$ kill -KILL $(pidof slurmd)")
         for process in self.machines[name].processes():
             if process.name() == "slurmd":
                 process.kill()
@@ -186,7 +186,7 @@ PidFile={here}/slurmdbd.pid
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=WAIT)
         assert not check or done.returncode == 0, (argv, done.stdout, done.stderr, self.logs())
         if recorded:
-            self._note(f"$ {' '.join(map(str, argv))}\n{done.stdout}{done.stderr}".rstrip())
+            self.note(f"$ {' '.join(map(str, argv))}\n{done.stdout}{done.stderr}".rstrip())
         return done
 
     def submit(self, script: str, *flags: str, cwd: Path) -> int:
@@ -194,7 +194,7 @@ PidFile={here}/slurmdbd.pid
         path = cwd / "job.sh"
         path.write_text(script)
         self._outputs = cwd
-        self._note(f"$ cat job.sh\n{script.rstrip()}")
+        self.note(f"$ cat job.sh\n{script.rstrip()}")
         done = self.run("sbatch", "--parsable", "--output=%A_%a.out", *flags, "job.sh", cwd=cwd)
         return int(done.stdout.strip().split(";")[0])
 
@@ -217,7 +217,7 @@ PidFile={here}/slurmdbd.pid
         self.until(
             lambda: self.state(job) in ENDED, lambda: f"the end of job {job}: {self.show(job)}\n{self.output(job)}"
         )
-        self._note(f"$ cat {job}.out\n{self.output(job).rstrip()}")
+        self.note(f"$ cat {job}.out\n{self.output(job).rstrip()}")
 
     def accounting(self, job: int | str) -> dict[str, tuple[str, str]]:
         """State and exit code of a job and its steps, as `sacct` shows them after the end of the job.
@@ -247,7 +247,8 @@ PidFile={here}/slurmdbd.pid
         text = re.sub(r"[ \t]+$", "", "\n".join(self._transcript).lstrip(), flags=re.MULTILINE) + "\n"
         path.write_text(re.sub(r"^(\[W\d.*|.*Rendezvous complete.*|  \w+=.*)\n", "", text, flags=re.MULTILINE))
 
-    def _note(self, text: str) -> None:
+    def note(self, text: str) -> None:
+        """Add a paragraph to the transcript."""
         self._transcript.append(text.replace(str(self._outputs), ".").replace(str(WORKERS), "tests/workers"))
 
     def logs(self) -> str:

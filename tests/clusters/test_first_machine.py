@@ -10,7 +10,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
@@ -24,7 +25,9 @@ WORKER = """
 import os, sys, time
 with open(f"{sys.argv[1]}/{os.uname().nodename}", "a") as out:
     print(os.environ["WORLD_SIZE"], os.environ["RANK"], file=out)
-time.sleep(600)
+while not os.path.exists(f"{sys.argv[1]}/fail"):
+    time.sleep(0.1)
+sys.exit(3)
 """
 
 Flags = tuple[list[str], Mapping[str, str]]
@@ -71,6 +74,66 @@ def lose_power(made: Machines) -> None:
     made["n0"].lose_power()
 
 
+def silence(made: Machines) -> None:
+    """Its connections do not end, and no packet of it arrives any more; its processes run on."""
+    made["n0"].set_link("down")
+
+
+@dataclass
+class Cluster:
+    """Three machines, and the launchers on them."""
+
+    folder: Path
+    made: Machines
+    flags: Callable[[Path, int], Flags]
+    nodes: str = "2:3"
+    conf: str = "last_call_timeout=30"
+    launchers: dict[int, subprocess.Popen[str]] = field(default_factory=dict)
+
+    def dlrover_run(self, number: int, *words: str | Path) -> list[str]:
+        given, variables = self.flags(self.folder, number)
+        command = [sys.executable, "-m", "dlrover_run", *words[:1], *given, *words[1:]]
+        return self.made[NAMES[number]].command(command, self.folder, variables)
+
+    def begin(self, number: int) -> None:
+        script = self.folder / "worker.py"
+        script.write_text(WORKER)
+        size = [f"--nnodes={self.nodes}", "--nproc-per-node=1", "--max-restarts=3"]
+        command = self.dlrover_run(number, f"--rdzv-conf={self.conf}", *size, script, str(self.folder))
+        with (self.folder / f"log-{NAMES[number]}").open("a") as log:
+            started = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, text=True)
+        self.launchers[number] = started
+
+    def log(self, name: str) -> str:
+        path = self.folder / f"log-{name}"
+        return path.read_text() if path.exists() else ""
+
+    def until(self, holds: Callable[[], bool], what: str) -> None:
+        deadline = time.monotonic() + WAIT
+        while not holds():
+            logs = "\n".join(f"--- {name}\n{self.log(name)}" for name in NAMES)
+            assert time.monotonic() < deadline, f"{what}\n{logs}"
+            time.sleep(0.1)
+
+    def until_world(self, size: int, *names: str) -> None:
+        """Wait until the last worker of each of these machines is in a world of that size."""
+
+        def holds() -> bool:
+            files = [self.folder / name for name in names]
+            worlds = [file.read_text().split("\n")[-2:-1] for file in files if file.exists()]
+            return len(worlds) == len(names) and all(world and world[0].split()[0] == str(size) for world in worlds)
+
+        self.until(holds, f"no world of {size} workers")
+
+
+@contextlib.contextmanager
+def cluster(folder: Path, flags: Callable[[Path, int], Flags], **more: str) -> Iterator[Cluster]:
+    with machines(NAMES, folder) as made:
+        yield (found := Cluster(folder, made, flags, **more))
+    for launcher in found.launchers.values():
+        launcher.wait(WAIT)
+
+
 @pytest.mark.parametrize(
     ("flags", "lose"),
     [
@@ -78,58 +141,78 @@ def lose_power(made: Machines) -> None:
         pytest.param(by_host_file, kill_all, id="host file, killed", marks=pytest.mark.long),
         pytest.param(by_slurm, kill_all, id="Slurm's variables, killed", marks=pytest.mark.long),
         pytest.param(by_host_file, lose_power, id="host file, power", marks=pytest.mark.long),
+        pytest.param(by_host_file, silence, id="host file, silence", marks=pytest.mark.long),
     ],
 )
 def test_the_job_goes_on_without_the_first_machine(
     tmp_path: Path, flags: Callable[[Path, int], Flags], lose: Callable[[Machines], None]
 ) -> None:
-    script = tmp_path / "worker.py"
-    script.write_text(WORKER)
-    made: Machines
-    launchers: list[subprocess.Popen[str]] = []
-
-    def dlrover_run(number: int, *words: str | Path) -> list[str]:
-        given, variables = flags(tmp_path, number)
-        command = [sys.executable, "-m", "dlrover_run", *words[:1], *given, *words[1:]]
-        return made[NAMES[number]].command(command, tmp_path, variables)
-
-    def begin(number: int) -> None:
-        size = ["--nnodes=2:3", "--nproc-per-node=1", "--max-restarts=3"]
-        log = (tmp_path / f"log-{NAMES[number]}").open("a")
-        command = dlrover_run(number, "--rdzv-conf=last_call_timeout=30", *size, script, str(tmp_path))
-        launchers.append(subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, text=True))
-
-    def until_world(size: int, *names: str) -> None:
-        deadline = time.monotonic() + WAIT
-        while time.monotonic() < deadline:
-            worlds = [(tmp_path / name).read_text().split("\n")[-2:-1] for name in names if (tmp_path / name).exists()]
-            if len(worlds) == len(names) and all(world and world[0].split()[0] == str(size) for world in worlds):
-                return
-            time.sleep(0.1)
-        logs = "\n".join(f"--- {name}\n{(tmp_path / f'log-{name}').read_text()}" for name in NAMES)
-        raise AssertionError(f"no world of {size} workers\n{logs}")
-
-    with machines(NAMES, tmp_path) as made:
+    with cluster(tmp_path, flags) as job:
         for number in range(3):
-            begin(number)
-        until_world(3, *NAMES)
-        lose(made)
+            job.begin(number)
+        job.until_world(3, *NAMES)
+        lose(job.made)
         # nsenter stops itself with its child, and would never collect it.
-        launchers[0].send_signal(signal.SIGCONT)
-        until_world(2, "n1", "n2")
-        assert "the master of the job is now at" in (tmp_path / "log-n2").read_text()
+        job.launchers[0].send_signal(signal.SIGCONT)
+        job.until_world(2, "n1", "n2")
+        assert "the master of the job is now at" in job.log("n2")
         if lose is kill_all:
             # The node of the endpoint comes back, finds no master there, and is sent to the one that has the job.
-            begin(0)
-            until_world(3, *NAMES)
+            job.begin(0)
+        if lose is silence:
+            # Its node lives, and its master is sent to the one that has the job.
+            job.made["n0"].set_link("up")
+        if lose is not lose_power:
+            job.until_world(3, *NAMES)
         if flags is by_endpoint:
-            asked = subprocess.run(dlrover_run(1, "status"), capture_output=True, text=True, check=False)
+            asked = subprocess.run(job.dlrover_run(1, "status"), capture_output=True, text=True, check=False)
             assert "3 of 2:3 nodes" in asked.stdout, asked
-            stopped = subprocess.run(dlrover_run(2, "stop"), capture_output=True, text=True, check=False)
+            stopped = subprocess.run(job.dlrover_run(2, "stop"), capture_output=True, text=True, check=False)
             assert stopped.returncode == 0, stopped
-            for launcher in launchers[1:]:
+            for launcher in job.launchers.values():
                 launcher.wait(WAIT)
-            psutil.wait_procs([each for name in NAMES for each in jobs_processes(made[name])], WAIT)
-            assert [each for name in NAMES for each in jobs_processes(made[name])] == []
-    for launcher in launchers:
-        launcher.wait(WAIT)
+            psutil.wait_procs([each for name in NAMES for each in jobs_processes(job.made[name])], WAIT)
+            assert [each for name in NAMES for each in jobs_processes(job.made[name])] == []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("flags", [by_host_file, by_slurm])
+def test_a_job_begins_without_the_first_machine_of_its_list(
+    tmp_path: Path, flags: Callable[[Path, int], Flags]
+) -> None:
+    with cluster(tmp_path, flags, conf="last_call_timeout=2") as job:
+        job.made["n0"].set_link("down")
+        job.begin(1)
+        job.begin(2)
+        job.until_world(2, "n1", "n2")
+        assert "was not found within 30 s; this node starts one in its place" in job.log("n1")
+        job.made["n0"].set_link("up")
+        job.begin(0)
+        job.until_world(3, *NAMES)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("lost", [(0,), (0, 1)], ids=["the first", "two"])
+def test_with_a_minimum_of_one_the_nodes_that_are_left_by_silent_ones_end_in_time(
+    tmp_path: Path, lost: tuple[int, ...]
+) -> None:
+    """The silent ones could train without them, so they may not."""
+    with cluster(tmp_path, by_host_file, nodes="1:3", conf="last_call_timeout=30,master_timeout=15") as job:
+        for number in range(3):
+            job.begin(number)
+        job.until_world(3, *NAMES)
+        for number in lost:
+            job.made[NAMES[number]].set_link("down")
+        (tmp_path / "fail").touch()
+        for number in set(range(3)) - set(lost):
+            job.launchers[number].wait(WAIT)
+        if lost == (0,):
+            # The next master is found, and forms no round.
+            needed = "3 are needed, because the others may train with the master before this one"
+            assert all(needed in job.log(name) for name in ("n1", "n2"))
+            assert {job.launchers[number].returncode for number in (1, 2)} == {75}
+        else:
+            log = job.log("n2")
+            assert "this node waits for it, at most 15 s" in log
+            assert "reaches 1 of 3 machines of the job, too few to start the next master" in log
+            assert job.launchers[2].returncode == 72

@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from doc_pages import DOCS, ROOT, blocks
-from harness import WORKERS
+from harness import WAIT, WORKERS
 from machines import machines
 from slurm import CONTROLLER, Slurm, missing
 
@@ -65,8 +66,15 @@ def script(*lines: str, launcher: str = LAUNCH) -> str:
 
 def started(slurm: Slurm, folder: Path, world: int, job: int | str, generation: int = 0) -> list[dict[str, Any]]:
     """Wait until the workers of a world of this size have started the (generation + 1)th time. Return their facts."""
+    return until_started(slurm, folder, world, lambda: slurm.output(job), generation)
+
+
+def until_started(
+    slurm: Slurm, folder: Path, world: int, output: Callable[[], str], generation: int = 0
+) -> list[dict[str, Any]]:
+    """As `started`, for what is no batch job; `output` is what it has printed."""
     files = [folder / f"start-{rank}-{generation}.json" for rank in range(world)]
-    slurm.until(lambda: all(file.exists() for file in files), lambda: f"{files}: {slurm.output(job)}")
+    slurm.until(lambda: all(file.exists() for file in files), lambda: f"{files}: {output()}")
     return [json.loads(file.read_text()) for file in files]
 
 
@@ -221,6 +229,28 @@ def test_a_job_continues_without_a_node_whose_daemon_dies(slurm: Slurm, folder: 
     assert slurm.output(job).count("has trained on") == 2
     # If srun was informed that Slurm killed the task on n2, its exit code is that of this task, and so is the job's.
     assert slurm.accounting(job)[f"{job}"] in {("COMPLETED", "0:0"), ("FAILED", "9:0")}, slurm.output(job)
+
+
+def test_a_step_continues_without_its_first_node(slurm: Slurm, folder: Path) -> None:
+    """Every process on n1 is killed, the first node of a step from the login node. n1 does not return."""
+    step = ["srun", "--no-kill", "--kill-on-bad-exit=0", "--nodelist=n1,n2,n3", "--nodes=3"]
+    command = [*step, "dlrover-run", "--nnodes=2:3", WORKERS / "shared_folder.py", folder]
+    slurm.note(f"$ {' '.join(map(str, command))}")
+    output = folder / "srun.out"
+    with output.open("w") as file:
+        srun = slurm.machines[CONTROLLER].start(command, folder, slurm.environment, stdout=file, stderr=file)
+    until_started(slurm, folder, 3, output.read_text)
+    slurm.machines["n1"].lose_power()
+    lost_at = time.monotonic()
+    again = until_started(slurm, folder, 2, output.read_text, generation=1)
+    slurm.note(f"(the others train again {time.monotonic() - lost_at:.1f} s after the loss of n1)")
+    assert {member["host"] for member in again} == {"n2", "n3"}
+    (folder / "end").touch()
+    slurm.until(lambda: output.read_text().count("has trained on") == 2, output.read_text)
+    # What srun itself makes of a lost node is not asserted: Slurm declares n1 down only after a while.
+    srun.wait(WAIT)
+    slurm.note(output.read_text().rstrip())
+    assert "the master of the job is now at" in output.read_text()
 
 
 def test_a_job_continues_without_a_node_that_loses_power(slurm: Slurm, folder: Path) -> None:

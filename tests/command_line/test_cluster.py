@@ -68,6 +68,18 @@ def test_a_recorded_environment_gives_the_whole_job(recorded: Recorded) -> None:
     assert spec.workers_per_node == recorded.workers
     if spec.master and not any(name.startswith("PET_RDZV") for name in recorded.environ):
         assert spec.master.is_host is False, "its first node hosts the master, whatever the names resolve to"
+        listed = spec.master.hosts
+        assert not listed or (listed[0], len(listed)) == (spec.master.host, recorded.nodes), "its others are in order"
+
+
+@pytest.mark.parametrize("recorded", [SLURM, PBS, LSF], ids=lambda recorded: recorded.name)
+def test_the_nodes_that_a_cluster_lists_may_find_each_other_without_the_first(recorded: Recorded) -> None:
+    spec, _ = job(recorded)
+    assert spec.master is not None
+    assert len(spec.master.hosts) == recorded.nodes
+    elsewhere, _ = job(recorded, "--rdzv-endpoint=elsewhere:4000 --rdzv-backend=c10d")
+    assert elsewhere.master is not None
+    assert elsewhere.master.hosts == (), "an endpoint that is none of them says where they meet"
 
 
 @pytest.mark.parametrize("recorded", ALL, ids=lambda recorded: recorded.name)

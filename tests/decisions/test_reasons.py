@@ -183,6 +183,10 @@ TEXTS: list[tuple[tuple[Reason, ...], str]] = [
     ),
     ((Code.NO_REPORT_YET(),), "no node has reported yet"),
     ((Code.EVERY_NODE_LEFT(),), "every node has left"),
+    (
+        (Code.QUORUM(number=3),),
+        "3 are needed, because the others may train with the master before this one",
+    ),
     ((Code.NODES_HERE(number=1),), "the one node is here"),
     ((Code.RECOVERED(),), "the job was running when its coordinator began"),
     ((Code.ENDED_BY_SIGNAL(names=("node 1 (b)",), number=1, signal="SIGTERM"),), "node 1 (b) was ended by SIGTERM"),

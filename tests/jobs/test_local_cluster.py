@@ -67,15 +67,16 @@ def numbers(world: World) -> list[int]:
     return [member["node"] for member in world]
 
 
-def test_a_killed_node_is_replaced_by_one_with_the_next_number_and_its_rank(cluster: Cluster) -> None:
+@pytest.mark.parametrize("lost", [1, 0])
+def test_a_killed_node_is_replaced_by_one_with_the_next_number_and_its_rank(cluster: Cluster, lost: int) -> None:
     job = command(cluster, "3", "3")
     world = cluster.world(3)
     assert places(world) == {0: 0, 1: 1, 2: 2}
-    kill_node(job, 1)
-    job.until_prints("node 1 was killed by SIGKILL; node 3 takes its place (1 of 3 node restarts)")
+    kill_node(job, lost)
+    job.until_prints(f"node {lost} was killed by SIGKILL; node 3 takes its place (1 of 3 node restarts)")
     world = cluster.world(3)
-    assert places(world) == {0: 0, 3: 1, 2: 2}
-    assert world[1]["names"] == ["3", str(job.pid), "3", "3"]
+    assert places(world) == {node if node != lost else 3: node for node in range(3)}
+    assert world[lost]["names"] == ["3", str(job.pid), "3", "3"]
     assert {member["restart"] for member in world} == {0}
     succeed(world, job)
     # The harness gives every launch the test's own directory for temporary files.

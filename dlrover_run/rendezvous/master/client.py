@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from dlrover_run.coordination.model import Assignment, NodeReport, PlanPhase, RoundKey
+from dlrover_run.coordination.quorum import LostMaster
 from dlrover_run.coordination.requests import OperatorRequest, RequestFailed, StackQuery
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.rendezvous import cut_off
 from dlrover_run.rendezvous.client import AskFailed, AssignmentTracker, OnChange, ask_source
 from dlrover_run.rendezvous.failure_detector import FailureDetector
+from dlrover_run.rendezvous.listed_hosts import find_listed
 from dlrover_run.rendezvous.master import succession
 from dlrover_run.rendezvous.master.launcher import CannotLaunchMaster, MasterLauncher
 from dlrover_run.rendezvous.master.succession import Probe, Succession
@@ -28,6 +30,7 @@ from dlrover_run.spec import JobSpec, MasterSpec
 from dlrover_run.transport import auth, messages
 from dlrover_run.transport.addresses import Address, UnresolvedHost, join_address, resolve, route_source
 from dlrover_run.transport.connection import Connect, Connection, ConnectionLost, GrpcConnection
+from dlrover_run.transport.grpc_errors import ConnectionProblem
 from dlrover_run.transport.messages import (
     Answered,
     Ask,
@@ -176,10 +179,11 @@ async def _ask(spec: MasterSpec, job: str, question: Ask, connect: Connect, plac
     except UnresolvedHost as unknown:
         raise AskFailed(str(unknown)) from None
     problem = AskFailed(f"{server} has no address")
-    for _, group in itertools.groupby(addresses, lambda address: address.family):
+    groups = [list(group) for _, group in itertools.groupby(addresses, lambda address: address.family)]
+    for verified, group in itertools.product(_verified_as(spec, place), groups):
         connection: Connection | None = None
         try:
-            connection = connect(spec, list(group))
+            connection = connect(verified, group)
             return await MasterSession(connection, spec.token).ask(job, question)
         except ConnectionLost as ended:
             problem = AskFailed(f"{server} cannot be reached: {ended}")
@@ -191,6 +195,12 @@ async def _ask(spec: MasterSpec, job: str, question: Ask, connect: Connect, plac
             if connection is not None:
                 await connection.close()
     raise problem
+
+
+def _verified_as(spec: MasterSpec, place: str) -> tuple[MasterSpec, ...]:
+    """The specs with which to connect to the master at `place`: with TLS the certificate of a successor may be for the
+    name of the endpoint, as one that all nodes share is, or for its own address."""
+    return (spec,) if not place or spec.tls is None else (spec, replace(spec, host=place))
 
 
 def _server(spec: MasterSpec) -> str:
@@ -229,6 +239,7 @@ class MasterClient(RemoteClient):
         self._recalling: asyncio.Task[None] | None = None
         self._launcher = MasterLauncher(spec.master, log)
         self._successor: MasterLauncher | None = None
+        self._successor_at = ""
         self._stacks_found: list[StacksFound] = []
         self._connection: Connection | None = None
         self._trying = ""
@@ -285,7 +296,7 @@ class MasterClient(RemoteClient):
                 self._give_up(str(reason), is_user_error=True)
 
     def _learn(self, assignment: Assignment) -> None:
-        self._succession.learn(assignment.successors)
+        self._succession.learn(assignment.successors, assignment.ranks.nodes if assignment.ranks else 0)
 
     async def close(self) -> None:
         if self._recalling is not None:
@@ -296,17 +307,22 @@ class MasterClient(RemoteClient):
         """Connect to the master, and stay connected until that ends: where it was, at the endpoint, or where another
         node has started the next one, if this node does not start it."""
         known = self._succession
-        if not self._ever_connected or not known.candidates or self._is_leaving:
+        if self._master.is_host is False and self._master.hosts and not known.candidates:
+            known.learn_listed(await find_listed(self._master.hosts, self._spec.local_addr), len(self._master.hosts))
+        is_first_attempt = not known.is_searching
+        known.note_lost(self._loop.time())
+        if not known.candidates or self._is_leaving or (is_first_attempt and not self._ever_connected):
             return await self._find_at_endpoint()
-        ended = ConnectionLost(f"{self._server} does not answer")
+        ended = ConnectionLost("its machine does not answer")
         endpoint, port = self._master.host, self._master.port
         places = dict.fromkeys((known.place, endpoint, *known.others))
         found = await asyncio.gather(*(self._probe(place, port) for place in places))
         reached = dict(zip(places, found, strict=True))
-        if self._successor is not None and known.place == self._own_address:
+        if self._successor is not None and known.place == self._successor_at:
             await self._successor.ensure(await resolve(known.place, port))
             reached[known.place] = Reach.ACCEPTS
-        step = known.step(self._own_address, reached, self._rules.lost_after, self._loop.time())
+        own = known.own or self._own_address
+        step = known.step(own, reached, self._rules, self._loop.time())
         first = [known.place] if self._is_elsewhere and reached[known.place] is Reach.ACCEPTS else []
         # An endpoint that is of this node is not silent; while the job is elsewhere, no master is started there.
         useful = (Reach.ACCEPTS,) if self._is_elsewhere else (Reach.ACCEPTS, Reach.REFUSES)
@@ -318,15 +334,19 @@ class MasterClient(RemoteClient):
                 if self._connected:
                     raise
                 ended = error
-        if step.starts and self._own_address is not None:
-            return await self._succeed(self._own_address, step.ended)
-        raise ended
+        if step.starts is not None and own is not None:
+            return await self._succeed(own, step.starts)
+        raise ConnectionLost(f"{ended}; {step.obstacle}") if step.obstacle else ended
 
-    async def _succeed(self, own: str, ended: int) -> None:
+    async def _succeed(self, own: str, lost: LostMaster) -> None:
         """Start the next master on this node, and take part in it."""
-        self._log_once(f"{self._server} is lost with its machine; this node starts the next one")
+        if self._ever_connected:
+            self._log_once(f"{self._server} is lost with its machine; this node starts the next one")
+        else:
+            waited = f"{succession.FIRST_DELAY:g} s"
+            self._log_once(f"{self._server} was not found within {waited}; this node starts one in its place")
         spec = replace(self._master, host=own, bind=own, is_host=True)
-        self._successor = MasterLauncher(spec, self._log, ended)
+        self._successor, self._successor_at = MasterLauncher(spec, self._log, lost), own
         await self._successor.ensure(await resolve(own, self._master.port))
         if self._successor.problem is not None:
             raise ConnectionLost(self._successor.problem)
@@ -339,7 +359,19 @@ class MasterClient(RemoteClient):
         except UnresolvedHost as unknown:
             raise ConnectionLost(str(unknown)) from None
         self._trying = place
-        await self._take_part_at(addresses)
+        for spec in _verified_as(self._master, place):
+            try:
+                return await self._take_part_at(addresses, spec)
+            except ConnectionLost as error:
+                if self._connected:
+                    raise
+                ended = error
+        if ConnectionProblem.OTHER_NAME.value in str(ended):
+            self._log_once(
+                f"the next master, on {place}, is not trusted: with TLS its certificate has to be for {place} or for "
+                f"{self._master.host}"
+            )
+        raise ended
 
     async def _recall(self, own: str) -> None:
         """While this node has the successor of the master: send the nodes that come back to the endpoint here. A
@@ -348,14 +380,15 @@ class MasterClient(RemoteClient):
             await asyncio.sleep(succession.RECALL_INTERVAL)
             if await self._probe(self._master.host, self._master.port) is not Reach.ACCEPTS:
                 continue
-            if self.assignment.phase is not PlanPhase.TRAINING:
-                self._is_elsewhere = False
-                if self._connection is not None:
-                    await self._connection.close()
-                return
             with contextlib.suppress(AskFailed, TimeoutError):
                 async with asyncio.timeout(HANDSHAKE_TIMEOUT):
-                    await _ask(self._master, self._spec.run_id, Ask(moved=own), self._connect)
+                    if self.assignment.phase is PlanPhase.TRAINING or self._formed_round:
+                        await _ask(self._master, self._spec.run_id, Ask(moved=own), self._connect)
+                        continue
+                    # Any program may accept connections there: the nodes are sent only to one that answers as a master.
+                    await _ask(self._master, self._spec.run_id, Ask(), self._connect)
+                    await _ask(self._master, self._spec.run_id, Ask(moved=self._master.host), self._connect, own)
+                    return
 
     async def _find_at_endpoint(self) -> None:
         """Connect to the master at the endpoint, which this node starts if it is the host, and stay connected until
@@ -378,10 +411,16 @@ class MasterClient(RemoteClient):
                 ended = error
         raise ended
 
-    async def _take_part_at(self, addresses: list[Address]) -> None:
+    @property
+    def _formed_round(self) -> bool:
+        """Whether the coordinator of this node has formed a round itself."""
+        report = self._latest_report
+        return report is not None and report.known_round.epoch == self.assignment.epoch > 0
+
+    async def _take_part_at(self, addresses: list[Address], spec: MasterSpec | None = None) -> None:
         if self._spec.local_addr is None:
             self._own_address = route_source(addresses[0]) or self._own_address
-        connection = self._connection = self._connect(self._master, addresses)
+        connection = self._connection = self._connect(spec or self._master, addresses)
         place = self._trying or addresses[0].host
         try:
             session = MasterSession(connection, self._master.token)
@@ -405,7 +444,7 @@ class MasterClient(RemoteClient):
             self._loss_shown = False
         self._succession.note_connected(place)
         self._server = _server(replace(self._master, host=self._trying or self._master.host))
-        if self._trying and place == self._own_address:
+        if self._trying and place == self._successor_at:
             self._recalling = asyncio.ensure_future(self._recall(place))
             self._recalling.add_done_callback(self._note_internal_error)
 
@@ -535,9 +574,12 @@ class MasterClient(RemoteClient):
     def _follow_to(self, place: str, reason: str) -> None:
         """Look for the master of the job at another address, to which the one at the endpoint sends this node."""
         self._note_end(reason, show_reason=True)
-        self._succession.learn(self._succession.candidates or (place,))
+        if not self._succession.candidates:
+            self._succession.learn((place,), 0)
         self._succession.place = place
-        self._ever_connected = self._is_elsewhere = True
+        self._ever_connected = True
+        # A successor without a round sends its nodes to a master that is back at the endpoint.
+        self._is_elsewhere = place != self._master.host
         self._backoff.retry_now()
         if self._latest_report is not None and self._latest_report.known_round == RoundKey():
             # It was in no round of the other master, whose epoch may be later than that of the successor.

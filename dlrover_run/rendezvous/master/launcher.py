@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from dlrover_run.coordination.quorum import LostMaster
 from dlrover_run.launch_request import memory_file
 from dlrover_run.processes.process import ManagedProcess, ProcessSpec, spawn
 from dlrover_run.spec import MasterSpec
@@ -57,7 +58,7 @@ class MasterProcess:
     """A master process that listens at `listen` (HOST:PORT) with the token, TLS files and journal of `spec`.
 
     `log` is called with each line that it reports. It exits after `idle_timeout` seconds without a node; with
-    `ends_with_parent` also as soon as this process ends, even by SIGKILL. `ended` is for the successor of a
+    `ends_with_parent` also as soon as this process ends, even by SIGKILL. `lost` is for the successor of a
     master on another machine (see `Coordinator`).
     """
 
@@ -67,7 +68,7 @@ class MasterProcess:
     log: Callable[[str], None]
     idle_timeout: float | None = None
     ends_with_parent: bool = False
-    ended: int | None = None
+    lost: LostMaster | None = None
 
     def __post_init__(self) -> None:
         self._parent_pipe = -1
@@ -132,8 +133,8 @@ class MasterProcess:
         command = [sys.executable, "-m", "dlrover_run.master", "--listen", self.listen]
         if self.idle_timeout is not None:
             command += ["--idle-timeout", f"{self.idle_timeout:g}"]
-        if self.ended is not None:
-            command += ["--ended", str(self.ended)]
+        if self.lost is not None:
+            command += ["--succeeds", f"{self.lost.nodes},{self.lost.ended}"]
         for flag, fd in inherited.items():
             command += [flag, str(fd)]
         if self.spec.state_dir is not None:
@@ -236,12 +237,12 @@ class CannotLaunchMaster(Exception):
 class MasterLauncher:
     """Ensures that a master runs at the endpoint if this node is its host. `log` prints one line to the console.
 
-    `problem` is the reason why no master could be started; None otherwise. `ended` is as in `MasterProcess`.
+    `problem` is the reason why no master could be started; None otherwise. `lost` is as in `MasterProcess`.
     """
 
-    def __init__(self, spec: MasterSpec, log: Callable[[str], None], ended: int | None = None) -> None:
+    def __init__(self, spec: MasterSpec, log: Callable[[str], None], lost: LostMaster | None = None) -> None:
         self._spec = spec
-        self._ended = ended
+        self._lost = lost
         self._log = log
         self._logged: set[str] = set()
         self._not_before = 0.0
@@ -293,7 +294,7 @@ class MasterLauncher:
 
     async def _run(self, address: Address) -> MasterNotReady | None:
         """Start a master and wait until it listens; return the error if it does not."""
-        master = MasterProcess(self._spec, str(address), self._log, idle_timeout=IDLE_TIMEOUT, ended=self._ended)
+        master = MasterProcess(self._spec, str(address), self._log, idle_timeout=IDLE_TIMEOUT, lost=self._lost)
         try:
             master.start(lambda: self.pids.discard(master.pid))
         except OSError as error:

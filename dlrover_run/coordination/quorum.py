@@ -1,0 +1,21 @@
+"""How many nodes the successor of a lost master needs, so that no other master can form a round beside it. Pure."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class LostMaster(NamedTuple):
+    """What the node that starts a successor on another machine knows of the master before it: it had `nodes` nodes, as
+    many as the last round or, before the first one, as the cluster lists; `ended` of them have ended with it."""
+
+    nodes: int
+    ended: int = 0
+
+
+def needed_members(members: int, min_nodes: int, ended: int) -> int:
+    """How many members of the last round a successor needs before it forms another one, so that no other master can:
+    more than half of those that have not `ended`. Where the old master may be alive but unreachable (`ended` is 0), the
+    nodes that it could have left must also be too few for a round."""
+    majority = (members - ended) // 2 + 1
+    return majority if ended else max(majority, members - min_nodes + 1)
