@@ -305,14 +305,14 @@ def etcd_certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("etcd-tls")
     new = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
     for ca, signed in (("ca", ("server", "client", "elsewhere")), ("other-ca", ("stranger",))):
-        _openssl(folder, "req", "-x509", *new, "-keyout", f"{ca}.key", "-out", f"{ca}.pem", "-subj", f"/CN={ca}")
+        openssl(folder, "req", "-x509", *new, "-keyout", f"{ca}.key", "-out", f"{ca}.pem", "-subj", f"/CN={ca}")
         for name in signed:
-            _openssl(folder, "req", *new, "-keyout", f"{name}.key", "-out", f"{name}.csr", "-subj", f"/CN={name}")
+            openssl(folder, "req", *new, "-keyout", f"{name}.key", "-out", f"{name}.csr", "-subj", f"/CN={name}")
             place = "DNS:etcd.elsewhere.test" if name == "elsewhere" else "IP:127.0.0.1"
             (folder / "names").write_text(f"subjectAltName={place}")
             signing = ("-CA", f"{ca}.pem", "-CAkey", f"{ca}.key", "-CAcreateserial", "-extfile", "names")
-            _openssl(folder, "x509", "-req", "-in", f"{name}.csr", *signing, "-out", f"{name}.pem", "-days", "2")
-    _openssl(folder, "ec", "-in", "client.key", "-aes128", "-passout", "pass:secret", "-out", "locked.key")
+            openssl(folder, "x509", "-req", "-in", f"{name}.csr", *signing, "-out", f"{name}.pem", "-days", "2")
+    openssl(folder, "ec", "-in", "client.key", "-aes128", "-passout", "pass:secret", "-out", "locked.key")
     (folder / "empty.pem").touch()
     (folder / "empty.key").touch()
     return folder
@@ -342,7 +342,7 @@ def _tls_flags(tls: Tls) -> list[str]:
     return flags
 
 
-def _openssl(folder: Path, *args: str) -> None:
+def openssl(folder: Path, *args: str) -> None:
     openssl = shutil.which("openssl")
     if openssl is None:
         pytest.skip("there is no openssl here to make certificates with")

@@ -17,6 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 from clusters.machines import Machine, Machines, machines
+from etcd_server import openssl
 from harness import WAIT
 
 NAMES = ("n0", "n1", "n2")
@@ -173,6 +174,34 @@ def test_the_job_goes_on_without_the_first_machine(
                 launcher.wait(WAIT)
             psutil.wait_procs([each for name in NAMES for each in jobs_processes(job.made[name])], WAIT)
             assert [each for name in NAMES for each in jobs_processes(job.made[name])] == []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("names", ["address", "name"])
+def test_the_next_master_is_trusted_by_a_certificate_for_its_address(tmp_path: Path, names: str) -> None:
+    """Each machine has a certificate of its own; one for its host name alone is not for what the others know of it."""
+    new = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
+    openssl(tmp_path, "req", "-x509", *new, "-keyout", "ca.key", "-out", "ca.pem", "-subj", "/CN=ca")
+    with cluster(tmp_path, by_host_file) as job:
+        for name in NAMES:
+            openssl(tmp_path, "req", *new, "-keyout", f"{name}.key", "-out", f"{name}.csr", "-subj", f"/CN={name}")
+            address = f",IP:{job.made[name].address}" if names == "address" else ""
+            (tmp_path / "names").write_text(f"subjectAltName=DNS:{name}{address}")
+            signing = ("-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-extfile", "names", "-days", "2")
+            openssl(tmp_path, "x509", "-req", "-in", f"{name}.csr", *signing, "-out", f"{name}.pem")
+        for number, name in enumerate(NAMES):
+            tls = f"tls_ca={tmp_path}/ca.pem,tls_cert={tmp_path}/{name}.pem,tls_key={tmp_path}/{name}.key"
+            job.conf = f"last_call_timeout=30,{tls}"
+            job.begin(number)
+        job.until_world(3, *NAMES)
+        kill_all(job.made)
+        job.launchers[0].send_signal(signal.SIGCONT)
+        if names == "address":
+            job.until_world(2, "n1", "n2")
+        else:
+            address = job.made["n1"].address
+            line = f"the next master, on {address}, is not trusted: with TLS its certificate has to be for {address} or"
+            job.until(lambda: all(line in job.log(name) for name in ("n1", "n2")), "no line of the certificate")
 
 
 @pytest.mark.long

@@ -20,9 +20,9 @@ from dlrover_run.coordination.rules import JobRules
 from dlrover_run.rendezvous import cut_off
 from dlrover_run.rendezvous.client import AskFailed, AssignmentTracker, OnChange, ask_source
 from dlrover_run.rendezvous.failure_detector import FailureDetector
-from dlrover_run.rendezvous.listed_hosts import find_listed
 from dlrover_run.rendezvous.master import succession
 from dlrover_run.rendezvous.master.launcher import CannotLaunchMaster, MasterLauncher
+from dlrover_run.rendezvous.master.listed_hosts import find_listed
 from dlrover_run.rendezvous.master.succession import Probe, Succession
 from dlrover_run.rendezvous.reach import Reach
 from dlrover_run.rendezvous.reconnect import Reaches, RemoteClient
