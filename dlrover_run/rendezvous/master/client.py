@@ -240,6 +240,7 @@ class MasterClient(RemoteClient):
         self._launcher = MasterLauncher(spec.master, log)
         self._successor: MasterLauncher | None = None
         self._successor_at = ""
+        self._replaced = spec.master.host
         self._stacks_found: list[StacksFound] = []
         self._connection: Connection | None = None
         self._trying = ""
@@ -347,6 +348,7 @@ class MasterClient(RemoteClient):
             self._log_once(f"{self._server} was not found within {waited}; this node starts one in its place")
         spec = replace(self._master, host=own, bind=own, is_host=True)
         self._successor, self._successor_at = MasterLauncher(spec, self._log, lost), own
+        self._replaced = self._succession.place or self._master.host
         await self._successor.ensure(await resolve(own, self._master.port))
         if self._successor.problem is not None:
             raise ConnectionLost(self._successor.problem)
@@ -374,21 +376,31 @@ class MasterClient(RemoteClient):
         raise ended
 
     async def _recall(self, own: str) -> None:
-        """While this node has the successor of the master: send the nodes that come back to the endpoint here. A
-        successor that has no round gives way to a master that is back there."""
+        """While this node has the successor of the master: send the nodes of a master at the endpoint here, and those
+        of the one that it has replaced, which a divided network may have hidden. A successor that has formed no round
+        sends its own nodes there instead."""
+        places = dict.fromkeys((self._master.host, self._replaced))
         while True:
             await asyncio.sleep(succession.RECALL_INTERVAL)
-            if await self._probe(self._master.host, self._master.port) is not Reach.ACCEPTS:
-                continue
-            with contextlib.suppress(AskFailed, TimeoutError):
-                async with asyncio.timeout(HANDSHAKE_TIMEOUT):
-                    if self.assignment.phase is PlanPhase.TRAINING or self._formed_round:
-                        await _ask(self._master, self._spec.run_id, Ask(moved=own), self._connect)
-                        continue
-                    # Any program may accept connections there: the nodes are sent only to one that answers as a master.
-                    await _ask(self._master, self._spec.run_id, Ask(), self._connect)
-                    await _ask(self._master, self._spec.run_id, Ask(moved=self._master.host), self._connect, own)
-                    return
+            for place in places:
+                if await self._probe(place, self._master.port) is not Reach.ACCEPTS:
+                    continue
+                with contextlib.suppress(AskFailed, TimeoutError):
+                    async with asyncio.timeout(HANDSHAKE_TIMEOUT):
+                        if await self._recall_from(place, own):
+                            return
+
+    async def _recall_from(self, place: str, own: str) -> bool:
+        """Let one of the masters at `place` and on this node have all nodes; return whether it is the other one. Raises
+        AskFailed."""
+        there = "" if place == self._master.host else place
+        if self.assignment.phase is PlanPhase.TRAINING or self._formed_round:
+            await _ask(self._master, self._spec.run_id, Ask(moved=own), self._connect, there)
+            return False
+        # Any program may accept connections there: the nodes are sent only to one that answers as a master.
+        await _ask(self._master, self._spec.run_id, Ask(), self._connect, there)
+        await _ask(self._master, self._spec.run_id, Ask(moved=place), self._connect, own)
+        return True
 
     async def _find_at_endpoint(self) -> None:
         """Connect to the master at the endpoint, which this node starts if it is the host, and stay connected until
