@@ -7,6 +7,7 @@ a key-value store, or nothing.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Mapping, Set
 from dataclasses import dataclass, field
 
@@ -22,6 +23,10 @@ from dlrover_run.words.reasons import Reasons, sentence
 
 ERROR_RETRY = 5.0
 """Seconds from a decision that failed with an internal error to the next attempt; a new report leads to one at once."""
+
+ERROR_MEMORY = 60.0
+"""Seconds without an internal error after which the same one is logged again. What nodes wait for, or a report, is not
+looked at in each turn."""
 
 STORE_RETRY = 1.0
 """Seconds between two attempts to store a plan after a failure. Until one succeeds, no new plan is sent."""
@@ -105,8 +110,8 @@ class Driver:
         self._plan_due = self._send_due = False
         self._retry_at: float | None = None
         self._stored_views: Mapping[NodeKey, NodeView] = {}
-        # Whether something has failed since the last turn began, and the lines that were logged since one was in order.
-        self._failing = False
+        # The lines that were logged, until nothing has failed for ERROR_MEMORY.
+        self._failed_at = -math.inf
         self._reported_errors: set[str] = set()
         self._error_retry_at: float | None = None
         self._untaken: dict[NodeKey, NodeReport] = {}
@@ -176,9 +181,9 @@ class Driver:
 
     def turn(self, now: float) -> Writes:
         """Decide. Call it after events and at `wake_at`, and again after each plan, until it returns none."""
-        if not self._failing:
+        if now > self._failed_at + ERROR_MEMORY:
             self._reported_errors.clear()
-        self._failing, self._error_retry_at = False, None
+        self._error_retry_at = None
         is_due = self._plan_due and self._retry_at is not None and now >= self._retry_at
         if self._retry_at is None:
             self._decide(now)
@@ -247,6 +252,7 @@ class Driver:
             return self.coordinator.assignment(key, self.waiting(now) if waits else None)
         except Exception as error:
             self._note_error(error, now)
+            self._send_due = True
             return None
 
     def _set_coordinator(self, coordinator: Coordinator) -> None:
@@ -325,8 +331,7 @@ class Driver:
             f"internal error in a decision: {repr(error)[:MAX_ERROR_TEXT]}; the plan stays as it is, and another "
             "decision is tried soon; please report it"
         )
-        self._failing = True
-        self._error_retry_at = now + ERROR_RETRY
+        self._failed_at, self._error_retry_at = now, now + ERROR_RETRY
         self.coordinator.problem = line
         if line not in self._reported_errors:
             self._reported_errors.add(line)

@@ -119,10 +119,10 @@ class LocalClient:
             driver.written(now)
         for id in writes.answers:
             driver.answered(id)
+        wanted = driver.assignment(report.key, now) or self.assignment
         self._cancel_timer()
         if (due := driver.wake_at()) is not None:
             self._timer = loop.call_at(due, self._decide, report)
-        wanted = driver.assignment(report.key, now) or self.assignment
         lines, self._lines[:] = list(self._lines), []
         for line in lines:
             if not wanted.is_announced or line.startswith("warning: "):

@@ -274,7 +274,27 @@ def an_internal_error_of_a_decision_ends_no_node(backend: Backend) -> None:
     assert "internal error in a decision: ZeroDivisionError('planted'); the plan stays as it is" in shown[0]
 
 
+def an_internal_error_beside_a_decision_ends_no_node(backend: Backend) -> None:
+    """Where a report is taken, and where the assignment of a node is made or what the nodes wait for."""
+    node = backend.node()
+    train(backend, node)
+    backend.allow_internal_errors()
+    for number, (place, name) in enumerate(
+        [(coordinator.Coordinator, "receive"), (coordinator, "wait_status"), (coordinator, "build_assignment")], 2
+    ):
+        with patch.object(place, name, side_effect=ZeroDivisionError(f"planted in {name}")):
+            node.report(phase=NodePhase.FAILED, failure=killed(node), progressed=True)
+            backend.wait(3 * driver.ERROR_RETRY)
+            assert node.rendezvous.problem is None
+        train(backend, node, number=number)
+    for name in ("receive", "wait_status", "build_assignment"):
+        # A master logs it, and each node prints it.
+        authors = [line.split()[1] for line in backend.lines if f"planted in {name}" in line]
+        assert len(authors) == len(set(authors)), authors
+
+
 FACTS: dict[Fact, JobRules] = {
+    an_internal_error_beside_a_decision_ends_no_node: msgspec.structs.replace(ONE, max_restarts=9),
     an_internal_error_of_a_decision_ends_no_node: ONE,
     one_node_gets_the_first_rank: ONE,
     the_same_report_again_changes_nothing: ONE,
