@@ -62,6 +62,11 @@ def has_part(parts: Iterable[Part], feature: str) -> bool:
     return any(part.feature == feature for part in parts)
 
 
+def have_rounds(parts: Iterable[Part]) -> bool:
+    """Whether the nodes of a job with these parts have ranks in rounds; else one feature decides alone what they run."""
+    return all(part.has_rounds for part in parts)
+
+
 def with_part(parts: Iterable[P], part: P) -> tuple[P, ...]:
     """The parts of a record in which this one takes the place of the one of its feature."""
     return combine(parts, (part,))

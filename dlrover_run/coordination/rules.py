@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import msgspec
 
 from dlrover_run.coordination.bounds import Count, Name
-from dlrover_run.coordination.parts import PROGRAM, RulesPart, check_parts
+from dlrover_run.coordination.parts import PROGRAM, RulesPart, check_parts, have_rounds
 
 MAX_NODES = 20_000
 """More than any job has: a bound for what a stranger may request."""
@@ -122,7 +122,7 @@ class JobRules(msgspec.Struct, frozen=True):
     @property
     def has_rounds(self) -> bool:
         """Whether nodes have ranks in rounds; else a feature decides alone what they run."""
-        return all(part.has_rounds for part in self.parts)
+        return have_rounds(self.parts)
 
     @property
     def program(self) -> str:

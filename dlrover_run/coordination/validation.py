@@ -6,7 +6,7 @@ import msgspec
 
 from dlrover_run.coordination.bounds import MAX_WORKERS
 from dlrover_run.coordination.model import Failure, NodeReport, Plan, RankAssignment
-from dlrover_run.coordination.parts import PROGRAM, ReportPart, RulesPart
+from dlrover_run.coordination.parts import PROGRAM, ReportPart, RulesPart, have_rounds
 from dlrover_run.coordination.rules import MAX_NODES, JobRules
 
 MAX_EPOCH = 2**62
@@ -31,7 +31,7 @@ def validate_report(report: NodeReport, plan: Plan, assigned: RankAssignment | N
     problem = next((found for part in report.parts if (found := part.problem(report, plan)) is not None), None)
     if problem is not None:
         return problem
-    if not all(part.has_rounds for part in report.parts):
+    if not have_rounds(report.parts):
         # It has neither workers with ranks nor their failures.
         return None
     if not 1 <= report.workers <= MAX_WORKERS:

@@ -18,6 +18,7 @@ from dlrover_run.coordination.coordinator import Coordinator
 from dlrover_run.coordination.driver import Answer, Disconnected, Driver, Paused, Requested
 from dlrover_run.coordination.history import JobHistory
 from dlrover_run.coordination.model import Assignment, NodeKey, NodeReport, Plan, PlanPhase
+from dlrover_run.coordination.parts import have_rounds
 from dlrover_run.coordination.programs import (
     describe_mixed_programs,
     describe_other_program,
@@ -326,7 +327,7 @@ class Job:
         driver.written(now)
         self.history.follow(before, plan)
         # Other changes of a plan are bookkeeping that no user needs to read.
-        without_rounds = not all(part.has_rounds for part in plan.parts)
+        without_rounds = not have_rounds(plan.parts)
         is_new = (plan.key, plan.phase) != (before.key, before.phase)
         if is_new or (without_rounds and plan.reasons != before.reasons):
             if plan.phase is not PlanPhase.TRAINING:
