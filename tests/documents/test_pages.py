@@ -141,3 +141,22 @@ def test_each_link_has_a_target(page: Path) -> None:
         target = (page.parent / name).resolve() if name else page
         assert target.exists(), link
         assert not anchor or anchor in anchors(target), link
+
+
+ROOM = re.compile(r"`([a-z_]+(?:/[a-z_]+)*)/`(?: \(((?:`[a-z_]+`(?:, )?)+)\))?")
+MODULE = re.compile(r"`([a-z_]+(?:/[a-z_]+)+(?:\.py)?)`")
+
+
+def exists(path: str) -> bool:
+    """Whether that is a folder or a module of the repository, from its top or from that of a package."""
+    found = [top / path for top in (ROOT, ROOT / "dlrover_run", ROOT / "tf_ps_runner")]
+    return any(place.exists() or place.with_suffix(".py").exists() for place in found)
+
+
+def test_the_page_of_the_architecture_names_folders_and_modules_that_exist() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    named = {match[1] for match in MODULE.finditer(text)}
+    for room, modules in ROOM.findall(text):
+        named |= {room, *(f"{room}/{module}" for module in re.findall(r"[a-z_]+", modules))}
+    assert len(named) > 50
+    assert sorted(name for name in named if not exists(name)) == []
