@@ -63,7 +63,7 @@ def has_part(parts: Iterable[Part], feature: str) -> bool:
 
 
 def have_rounds(parts: Iterable[Part]) -> bool:
-    """Whether the nodes of a job with these parts have ranks in rounds; else one feature decides alone what they run."""
+    """Whether nodes of a job with these parts have ranks in rounds; else one feature decides alone what they run."""
     return all(part.has_rounds for part in parts)
 
 
