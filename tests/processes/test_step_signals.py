@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from pathlib import Path
 import psutil
 import pytest
 from cluster import Cluster, is_master
-from harness import WORKERS, Mailbox, finish, launch, only_long
+from harness import WAIT, WORKERS, Mailbox, finish, launch, only_long
 from rendezvous_backends import MasterBackend
 
 from dlrover_run.agent.shutdown import (
@@ -78,20 +79,37 @@ for line in range(half, 2 * half):
 """
 
 
-def check_lines(mailbox: Mailbox, disturb: Callable[[subprocess.Popen[str]], None], count: int, *flags: str) -> str:
+def check_lines(
+    mailbox: Mailbox, disturb: Callable[[subprocess.Popen[str]], str | None], count: int, *flags: str
+) -> str:
     """Run workers that print 240 lines, half of them after a fault and after both signals. Return the output, which
-    must have all lines once.
+    must have all lines once. `disturb` returns what it has read of the output, if it has.
     """
     each = 240 // count
     script = mailbox.script("lines.py", LINES.format(half=each // 2))
     launcher = launch(mailbox, *flags, "--forward-signals=USR1,USR2", script, stderr=subprocess.STDOUT)
     mailbox.gather(count)
-    disturb(launcher)
+    before = disturb(launcher)
     ended = finish(launcher)
-    assert ended.code == 0, ended.out
-    shown = [line[line.rindex("rank ") :] for line in ended.out.splitlines() if " line " in line]
+    out = (before or "") + ended.out
+    assert ended.code == 0, out
+    shown = [line[line.rindex("rank ") :] for line in out.splitlines() if " line " in line]
     assert sorted(shown) == sorted(f"rank {rank} line {line}" for rank in range(count) for line in range(each))
-    return ended.out
+    return out
+
+
+def read_lines(launcher: subprocess.Popen[str], count: int) -> str:
+    """Read the output until it has so many of the workers' lines. It is read without a buffer, which `communicate`
+    would not look into.
+    """
+    assert launcher.stdout is not None
+    shown = b""
+    while shown.count(b" line ") < count or not shown.endswith(b"\n"):
+        assert select.select([launcher.stdout], [], [], WAIT)[0], shown.decode()
+        read = os.read(launcher.stdout.fileno(), 65536)
+        assert read, shown.decode()
+        shown += read
+    return shown.decode()
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -119,15 +137,18 @@ def test_no_line_is_lost_when_every_process_of_the_step_is_signaled(
 def test_no_line_is_lost_when_an_idle_relay_is_killed(
     mailbox: Mailbox, place: Sequence[str], flags: Sequence[str]
 ) -> None:
+    """A relay that has shown all that was written. What a busy one has read and not yet shown is lost with it."""
     killed = []
 
-    def disturb(launcher: subprocess.Popen[str]) -> None:
+    def disturb(launcher: subprocess.Popen[str]) -> str:
+        shown = read_lines(launcher, 120)
         for process in step_of(launcher):
             if process.name().startswith("dlrover-relay"):
                 killed.append(process)
                 process.kill()
         for number in (signal.SIGUSR1, signal.SIGUSR2):
             launcher.send_signal(number)
+        return shown
 
     out = check_lines(mailbox, disturb, workers_of(place), *place, *flags)
     assert out.count("the output relay was killed by SIGKILL") == len(killed) > 0

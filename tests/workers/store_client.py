@@ -6,6 +6,7 @@ import signal
 import socket
 import struct
 import sys
+import time
 
 from post import post, wait_for_signals
 
@@ -23,7 +24,21 @@ def succeed(number, frame):
 
 
 signal.signal(signal.SIGUSR1, succeed)
-store = socket.create_connection((os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])))
+
+
+def connect():
+    """Connect as torch's client does: a node without rank 0 may start its worker before the store is served."""
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            return socket.create_connection((os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])))
+        except ConnectionRefusedError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
+
+
+store = connect()
 store.sendall(struct.pack("<BI", parser.VALIDATE, parser.MAGIC))
 ping()
 post(
