@@ -215,7 +215,8 @@ class MasterScenario(Scenario):
 
 @contextmanager
 def stand_ins(scenario_laws: Callable[[], Laws]) -> Iterator[None]:
-    """Patches that replace sockets and disks, and check the laws at every decision."""
+    """Patches that replace sockets and disks, and check the laws at every decision. What a coordinator decides in a
+    trial of a stored plan (`Coordinator.rehearse`) is no decision: its nodes are made up, and nothing of it is kept."""
     from dlrover_run.agent import node_state
     from dlrover_run.coordination import coordinator, policy
     from dlrover_run.master import jobs
@@ -234,12 +235,19 @@ def stand_ins(scenario_laws: Callable[[], Laws]) -> Iterator[None]:
             pass
 
     decide, adopt, adopt_cluster = coordinator.decide, policy.recover_plan, recovery.recover_cluster
+    rehearse = coordinator.Coordinator.rehearse
+
+    def rehearse_without_laws(trial: coordinator.Coordinator, now: float) -> None:
+        with patch.object(coordinator, "decide", decide):
+            rehearse(trial, now)
+
     with ExitStack() as stack:
         stack.enter_context(patch.object(node_state, "HeldPort", Port))
         stack.enter_context(patch.object(starter, "Template", SlowTemplate))
         stack.enter_context(patch.object(jobs, "Journal", DiskJournal))
         watched: dict[tuple[Any, str], Callable[..., Any]] = {
             (coordinator, "decide"): lambda *given: scenario_laws().deciding(*given, real=decide),
+            (coordinator.Coordinator, "rehearse"): rehearse_without_laws,
             (policy, "recover_plan"): lambda *given: scenario_laws().adopting(*given, real=adopt),
             (recovery, "recover_cluster"): lambda *given: scenario_laws().adopting(*given, real=adopt_cluster),
         }

@@ -44,6 +44,11 @@ def test_every_law_holds_in_jobs_that_choose_their_numbers(place: str, first: in
         assert any(len({servers for _, servers in numbers if servers}) > 1 for numbers in wanted)
 
 
+def test_what_is_decided_in_a_trial_of_a_stored_plan_is_no_decision() -> None:
+    """A seed in which the trial has the epoch of the leader that makes it, and a time of its own."""
+    run_seeds(partial(simulate, kind=PLACES["etcd"], program=NotedProgram), 15, 1)
+
+
 def choose_while_busy(rules: Any, sizes: Any, state: AutoscaleState, view: JobView, now: float) -> AutoscaleState:
     return decide(rules, sizes, state, replace(view, busy=False), now)
 

@@ -16,7 +16,10 @@ from msgspec.structs import replace
 from warm_up.policy import WarmUpPolicy
 from warm_up.rules import WarmUpAssignment, WarmUpRules, WarmUpState
 
+from dlrover_run.coordination import gathering
 from dlrover_run.coordination.combined_policy import CombinedPolicy
+from dlrover_run.coordination.decision import Deadline, DeadlineReason, Decision
+from dlrover_run.coordination.membership import Members, MemberState
 from dlrover_run.coordination.model import Assignment, NodeKey, Plan, PlanPhase, RankAssignment
 from dlrover_run.coordination.parts import Memories, combine, join, split, with_part
 from dlrover_run.coordination.policy import Policy
@@ -32,9 +35,11 @@ from dlrover_run.words import reasons
 from simulation.parameter_servers import program as servers
 from simulation.program import Program
 from simulation.scenario import simulate
-from simulation.seeds import PLACES, run_seeds
+from simulation.seeds import NEAR, PLACES, Variant, patched, run_seeds
 from simulation.timeline import Broken, demand
 from simulation.torch import program as torch
+from simulation.torch.newcomer_laws import NewcomerLaws
+from simulation.torch.program import PreparingProgram
 from tf_ps_runner.cluster.model import NAME, Cluster, RecoveryHint
 from tf_ps_runner.cluster.orders import NodeOrder, OrderMemory
 from tf_ps_runner.cluster.rules import ClusterRules
@@ -159,12 +164,19 @@ def _with_warm_up(program: type[Program]) -> Callable[[Any, Random], JobRules]:
     return rules
 
 
+def is_warming(laws: NewcomerLaws, plan: Plan, now: float) -> bool:
+    """Whether the nodes of the next round warm up, which takes no longer than the rules say."""
+    state = WarmUpState.get(plan.parts)
+    return bool(state.warming) and now < state.since + WARM_UP.seconds
+
+
 @pytest.fixture
 def watched() -> Iterator[Watched]:
     found = Watched()
     with (
         patch.object(torch.TorchProgram, "rules", _with_warm_up(torch.TorchProgram)),
         patch.object(servers.ServersProgram, "rules", _with_warm_up(servers.ServersProgram)),
+        patch.object(NewcomerLaws, "is_held", is_warming),
         patch.object(WarmUpPolicy, "tasks", lambda policy, plan, ranks: found.tasks(policy, plan, ranks)),
     ):
         yield found
@@ -192,3 +204,39 @@ def test_a_policy_that_is_not_asked_is_found(watched: Watched) -> None:
 
     with patch.object(CombinedPolicy, "begin", begin_first), pytest.raises(Broken, match="not warm"):
         simulate(36)
+
+
+def without_those_that_prepare(policy: Policy, plan: Plan, members: Members) -> list[MemberState]:
+    return [state for state in real_eligible(policy, plan, members) if not state.report.preparing]
+
+
+def hold_after_the_end(self: WarmUpPolicy, plan: Plan, members: Members, now: float) -> Decision:
+    """The nodes that are warm are kept for two seconds more."""
+    done = real_step(self, plan, members, now)
+    state = WarmUpState.get(done.plan.parts)
+    until = state.since + WARM_UP.seconds + 2.0
+    if not state.warm or now >= until:
+        return done
+    return done._replace(deadlines=(Deadline(until, DeadlineReason.POLICY),), holds=True)
+
+
+real_eligible = gathering.eligible
+real_step = WarmUpPolicy.step
+
+WAITS = {
+    "a round waits for nodes that prepare": patched((gathering, "eligible"), by=without_those_that_prepare),
+    "a round waits after the warm-up": patched((WarmUpPolicy, "step"), by=hold_after_the_end),
+}
+"""Defects that let a round wait for longer than a policy keeps its nodes busy."""
+
+
+@pytest.mark.parametrize("variant", WAITS.values(), ids=WAITS)
+def test_a_round_that_waits_for_longer_than_the_warm_up_is_found(variant: Variant, watched: Watched) -> None:
+    broken = []
+    with variant():
+        for seed in range(NEAR):
+            try:
+                simulate(seed, program=PreparingProgram)
+            except Broken as law:
+                broken.append(str(law))
+    assert any("a job with enough nodes does not wait for one that prepares" in law for law in broken), broken

@@ -68,9 +68,13 @@ class NewcomerLaws:
         ready_at = self._ready_at.get(state.report.key)
         return now - state.joined_at if ready_at is None else self.clock() - ready_at
 
+    def is_held(self, plan: Plan, now: float) -> bool:
+        """Whether a policy keeps the nodes busy before the next round. A program with such a policy replaces this."""
+        return False
+
     def _check_gathering(self, plan: Plan, present: Members, now: float) -> None:
-        """After a round has ended, the next one waits only for what is not known of its nodes."""
-        if plan.phase is not PlanPhase.GATHERING or not plan.key.number:
+        """After a round has ended, the next one waits only for what is not known of its nodes, or for a policy."""
+        if plan.phase is not PlanPhase.GATHERING or not plan.key.number or self.is_held(plan, now):
             return
         able = [state for key, state in present.items() if state.is_available and key not in plan.draining]
         known = all(state.connected or state.is_lost(now) or state.has_left for state in present.values())
