@@ -224,7 +224,19 @@ class _Subcommand(typer.core.TyperCommand):
             option.rich_help_panel, option.metavar, option.help = OTHER, " ", "Show this page."
         return option
 
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """The words of the usage line: a word that may be left out is in brackets."""
+        words: list[Any] = [parameter for parameter in self.params if parameter.param_type_name == "argument"]
+        return ["[FLAGS]", *(word.metavar if word.required else f"[{word.metavar}]" for word in words)]
+
     def format_help(self, ctx: Any, formatter: Any) -> None:
+        parameter: Any
+        for parameter in self.params:
+            # Python's names of types (<str>, <bool>) tell a user nothing.
+            if parameter.param_type_name == "argument":
+                parameter.display_type_rich = lambda ctx: ""
+            elif parameter.metavar is None:
+                parameter.metavar = " "
         super().format_help(ctx, formatter)
         if any(parameter.name == "rdzv_conf" for parameter in self.params):
             _print_keys(ctx.find_root().obj, connection_only=True)

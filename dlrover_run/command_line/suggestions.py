@@ -10,6 +10,13 @@ from collections.abc import Collection, Sequence
 
 _PYTHONS = ("python", "python3")
 
+OTHER_NAMES = {
+    "ps": "jobs", "list": "jobs", "ls": "jobs", "history": "jobs", "info": "status", "show": "status",
+    "describe": "status", "get": "status", "watch": "top", "tail": "logs", "explain": "why", "kill": "stop",
+    "cancel": "stop", "delete": "stop", "rm": "stop", "evict": "drain", "remove": "drain", "resize": "scale",
+}  # fmt: skip
+"""What other tools call a subcommand."""
+
 
 def closest(word: str, candidates: Collection[str]) -> str | None:
     """The candidate that is most like the word; None if none is like it."""
@@ -26,7 +33,7 @@ def instead_of_script(script: str, args: Sequence[str], program: str, commands: 
     if os.sep not in script:
         if script == "help":
             return f"`{program} --help` shows the commands and flags."
-        if command := closest(script, commands):
+        if command := OTHER_NAMES.get(script) or closest(script, commands):
             return f"did you mean `{program} {command}`?"
     folder, name = os.path.split(script)
     try:

@@ -21,7 +21,7 @@ import pytest
 from command_lines import LIMIT, run_python
 from harness import only_long
 
-from dlrover_run.command_line import application, options, rdzv_conf
+from dlrover_run.command_line import application, options, rdzv_conf, suggestions
 from dlrover_run.command_line.parser import DLROVER_RUN, Program
 from dlrover_run.features.operate.completion import complete_job, complete_node
 from tf_ps_runner.command_line.options import TF_PS_RUN
@@ -59,6 +59,36 @@ def test_the_commands_come_first_and_the_page_of_a_command_has_no_key_of_a_launc
     page = command("status", "--help", COLUMNS="80", NO_COLOR="1").stdout
     assert "token_file" in page
     assert "join_timeout" not in page
+
+
+@pytest.mark.parametrize("program", [DLROVER_RUN, TF_PS_RUN], ids=lambda program: program.name)
+def test_the_page_of_each_command_has_plain_words(
+    program: Program, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("NO_COLOR", "1")
+    usages = {}
+    for name in program.subcommands:
+        assert application.run(program, [name, "--help"]) == 0
+        page = capsys.readouterr().out
+        usages[name] = next(line for line in page.splitlines() if "Usage:" in line).partition(f" {name} ")[2].rstrip()
+        # What a flag takes is in capitals, and brackets mean that it may be left out.
+        assert re.findall(r"<\w+>|\[\[|[{}]|>=", page.replace("MIN:MAX", "")) == []
+    assert usages.pop("drain") == "[FLAGS] NODE [JOB]"
+    assert usages.pop("jobs") == "[FLAGS]"
+    assert [usages.pop(name) for name in ("why", "events")] == ["[FLAGS] [JOB|DIR]"] * 2
+    assert set(usages.values()) == {"[FLAGS] [JOB]"}
+
+
+@pytest.mark.parametrize("program", [DLROVER_RUN, TF_PS_RUN], ids=lambda program: program.name)
+def test_the_name_that_another_tool_has_for_a_command_is_understood(program: Program) -> None:
+    assert set(suggestions.OTHER_NAMES.values()) <= set(program.subcommands)
+    for name, meant in (("ps", "jobs"), ("list", "jobs"), ("stauts", "status")):
+        remedy = suggestions.instead_of_script(name, (), program.name, program.subcommands)
+        assert remedy == f"did you mean `{program.name} {meant}`?"
+    done = run_python("-m", program.launcher.partition(".")[0], "kill")
+    assert done.returncode == 2
+    assert f"did you mean `{program.name} stop`?" in done.stderr
 
 
 @pytest.mark.parametrize("program", [DLROVER_RUN, TF_PS_RUN], ids=lambda program: program.name)

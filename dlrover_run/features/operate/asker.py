@@ -56,8 +56,8 @@ FLAGS: dict[str, Any] = {
 _Job = Annotated[
     str | None,
     typer.Argument(
-        metavar="[JOB]",
-        help="The same as --rdzv-id; see the list of [b]jobs[/].",
+        metavar="JOB",
+        help="Id of the job, the beginning of it, or the pid of its launcher, as in [b]jobs[/].",
         show_default=False,
         autocompletion=complete_job,
     ),

@@ -23,14 +23,14 @@ from msgspec.structs import replace
 from dlrover_run import exit_codes
 from dlrover_run.command_line import values
 from dlrover_run.command_line.entry_point import report
-from dlrover_run.command_line.options import OTHER, OUTPUT
+from dlrover_run.command_line.options import OUTPUT
 from dlrover_run.command_line.parser import UsageError
 from dlrover_run.console.text import RED, colored, format_duration, sanitize, use_color
 from dlrover_run.coordination.requests import Action, OperatorRequest, StackQuery
 from dlrover_run.coordination.status import JobState, JobStatus, NodeCondition, with_memory
 from dlrover_run.coordination.worker_logs import LogRequest
 from dlrover_run.features.operate.asker import FLAGS, REFUSED, Asker, NoAnswer, operator_command, requester
-from dlrover_run.features.operate.completion import complete_node
+from dlrover_run.features.operate.completion import complete_job, complete_node
 from dlrover_run.features.operate.drain import drain_problem, named
 from dlrover_run.features.operate.find import FoundJob, survey_here
 from dlrover_run.features.operate.job_table import job_rows, render_jobs, terminal_width
@@ -63,10 +63,15 @@ WAIT_INTERVAL = 1.0
 _STATES = {JobState.WAITING: WAITING, JobState.FAILED: FAILED}
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.", rich_help_panel=OUTPUT)]
-Wait = Annotated[bool, typer.Option("--wait", help="Return when it is done.", rich_help_panel=OTHER)]
+Wait = Annotated[bool, typer.Option("--wait", help="Return when it is done.")]
 Logs = Annotated[
     str | None,
-    typer.Argument(metavar="[DIR]", help="Event logs of a job that is over, or of other machines.", show_default=False),
+    typer.Argument(
+        metavar="JOB|DIR",
+        help="Id or pid of a job here, also of one that has ended; or a directory with event logs.",
+        show_default=False,
+        autocompletion=complete_job,
+    ),
 ]
 
 
@@ -314,12 +319,10 @@ def _export(asker: Asker, url: str, logs: list[AgentLog], since: datetime | None
 @operator_command(*FLAGS, refused=REFUSED, timeout="20")
 async def stacks(
     asker: Asker,
-    rank: Annotated[
-        str | None, typer.Option("--rank", metavar="R", help="Only the worker with this rank.", rich_help_panel=OTHER)
-    ] = None,
+    rank: Annotated[str | None, typer.Option("--rank", metavar="R", help="Only the worker with this rank.")] = None,
     node: Annotated[
         str | None,
-        typer.Option("--node", metavar="N", help="Only this node: rank, host or id.", rich_help_panel=OTHER),
+        typer.Option("--node", metavar="N", help="Only this node: rank, host or id."),
     ] = None,
     as_json: Json = False,
 ) -> int:
@@ -342,18 +345,18 @@ async def logs(
     asker: Asker,
     rank: Annotated[
         str | None,
-        typer.Option("--rank", metavar="R", help="Only this worker: its rank, or a task.", rich_help_panel=OTHER),
+        typer.Option("--rank", metavar="R", help="Only this worker: its rank, or a task."),
     ] = None,
     node: Annotated[
         str | None,
-        typer.Option("--node", metavar="N", help="Only this node: rank, host or id.", rich_help_panel=OTHER),
+        typer.Option("--node", metavar="N", help="Only this node: rank, host or id."),
     ] = None,
-    follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Print what is written from now on, too.", rich_help_panel=OTHER)
-    ] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Print what is written from now on, too.")] = False,
     tail: Annotated[
-        int | None,
-        typer.Option("--tail", metavar="N", min=0, help="Lines of each stream, by default all of one worker, else 10."),
+        str | None,
+        typer.Option(
+            "--tail", metavar="N", help="Lines of each stream, 0 for all. By default all of one worker, else 10."
+        ),
     ] = None,
 ) -> int:
     """Print the latest output of the workers of a job, from any of its nodes.
@@ -368,10 +371,11 @@ async def logs(
 
     if rank is not None and (len(rank) > 64 or not (rank.isdecimal() or re.fullmatch(r"[a-z]+-\d+", rank))):
         raise values.invalid("--rank", rank, "is no rank", "give a number such as 7")
-    lines = tail if tail is not None else (0 if rank is not None else DEFAULT_LINES)
+    default = 0 if rank is not None else DEFAULT_LINES
+    lines = default if tail is None else min(MAX_LINES, values.integer("--tail", tail, 0))
     number = int(rank) if rank is not None and rank.isdecimal() and len(rank) <= MAX_DIGITS else None
     worker = (rank or "") if number is None else str(number)
-    request = LogRequest(worker, min(lines, MAX_LINES))
+    request = LogRequest(worker, lines)
     query = StackQuery(number, node or "", request)
     job = await asker.find()
     found = await asker.stacks(job, query)
@@ -403,12 +407,10 @@ async def drain(
     node: Annotated[
         str,
         typer.Argument(
-            metavar="NODE", help="Rank, host or id of the node, as in `status`.", autocompletion=complete_node
+            metavar="NODE", help="Rank, host or id of the node, as in [b]status[/].", autocompletion=complete_node
         ),
     ],
-    force: Annotated[
-        bool, typer.Option("--force", help="Also if the job then has too few nodes.", rich_help_panel=OTHER)
-    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Also if the job then has too few nodes.")] = False,
     wait: Wait = False,
 ) -> int:
     """Ask one node to leave the job: its workers get the time to save, and a spare takes its place.

@@ -8,7 +8,6 @@ import typer
 
 from dlrover_run import exit_codes
 from dlrover_run.command_line import values
-from dlrover_run.command_line.options import OTHER
 from dlrover_run.console.text import format_duration, sanitize
 from dlrover_run.coordination.requests import Action, OperatorRequest
 from dlrover_run.coordination.status import JobState, JobStatus
@@ -23,9 +22,7 @@ AUTO = "auto"
 @operator_command(*FLAGS, refused=REFUSED)
 async def scale(
     asker: Asker,
-    nodes: Annotated[
-        str, typer.Option("--nodes", metavar="N, MIN:MAX or auto", help="New size of a round.", rich_help_panel=OTHER)
-    ],
+    nodes: Annotated[str, typer.Option("--nodes", metavar="N, MIN:MAX or auto", help="New size of a round.")],
 ) -> int:
     """Change how many nodes of a running job train.
 
