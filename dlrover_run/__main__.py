@@ -11,7 +11,7 @@ if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 from dlrover_run.command_line import entry_point
-from dlrover_run.command_line.parser import DLROVER_RUN
+from dlrover_run.command_line.program import DLROVER_RUN
 
 
 def run() -> None:

@@ -114,7 +114,7 @@ def main(args: Sequence[str] | None = None) -> None:
     `--help` and the like, and ChildFailedError when the job failed.
     """
     from dlrover_run.command_line.entry_point import job_or_code
-    from dlrover_run.command_line.parser import DLROVER_RUN
+    from dlrover_run.command_line.program import DLROVER_RUN
 
     job: JobSpec | int = job_or_code(DLROVER_RUN, sys.argv[1:] if args is None else args)
     if isinstance(job, int):

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
+from msgspec import to_builtins
 from msgspec.structs import replace
 
 from dlrover_run import environment as cluster_environment
@@ -16,17 +17,30 @@ from dlrover_run.command_line import (
     ignored_flags,
     job_size,
     lookup,
-    policies,
     rdzv_conf,
     rendezvous_options,
     values,
 )
-from dlrover_run.command_line.parser import DLROVER_RUN, CommandLine, FlagValues, UsageError, parse_argv
+from dlrover_run.command_line.feature import Draft
+from dlrover_run.command_line.parse import CommandLine, parse_argv
+from dlrover_run.command_line.program import DLROVER_RUN
 from dlrover_run.command_line.rdzv_conf import RdzvConf
 from dlrover_run.command_line.rendezvous_options import Rendezvous, RendezvousArgs
+from dlrover_run.command_line.sources import FlagValues
 from dlrover_run.coordination.rules import MAX_NODES, JobRules
 from dlrover_run.exit_reasons import ExitScheme
-from dlrover_run.spec import SHUTDOWN_TIMEOUT, Entrypoint, FlagValue, JobSpec, LogSpec, SpecError, StallAction
+from dlrover_run.features.flags import FEATURES
+from dlrover_run.features.hangs import flags as hangs
+from dlrover_run.spec import (
+    SHUTDOWN_TIMEOUT,
+    Entrypoint,
+    FlagValue,
+    JobSpec,
+    LogSpec,
+    SpecError,
+    StallAction,
+    UsageError,
+)
 from dlrover_run.words.text import counted
 
 MAX_RESTARTS = 1_000_000
@@ -87,18 +101,19 @@ def _job(
     resolve = rendezvous_options.resolve_local if local else rendezvous_options.resolve
     rendezvous = resolve(args, fresh_id=_fresh_id())
     conf = rdzv_conf.parse(*flags.get("rdzv_conf"))
-    rules, check_warnings = policies.add_health_check(flags, rendezvous, conf.rules)
-    rules = policies.add_stalls(flags, rendezvous, rules)
-    rules = policies.add_survivors(flags, rendezvous, rules)
     workers = values.worker_count(*size.workers)
     if workers is None:
         workers = count(size.workers.text, environ)
     logs = _logs(flags, environ)
-    rules = _rules(flags, size.nodes, rendezvous, conf, rules)
-    rules = policies.add_autoscale(flags, rules, conf, size.nodes, coordinated=rendezvous.coordinated)
+    rules = _rules(flags, size.nodes, rendezvous, conf)
+    feature_warnings: list[str] = []
+    draft = Draft(size.nodes, rendezvous, conf, feature_warnings.append)
+    for feature in FEATURES:
+        if feature.rules is not None:
+            rules = feature.rules(flags, draft, rules)
     spares_given = flags.explicit("spares") is not None
     ignored = ignored_flags.rendezvous_warnings(rendezvous, conf, environ, spares_given=spares_given)
-    warnings = [*size.warnings, *rendezvous.warnings, *ignored, *check_warnings]
+    warnings = [*size.warnings, *rendezvous.warnings, *ignored, *feature_warnings]
     if local:
         rules, spare_warnings = job_size.fit_rules(local, rules, conf, size.nodes, spares_given=spares_given)
         warnings += spare_warnings
@@ -139,11 +154,11 @@ def _job(
         progress=cast("Literal['auto', 'optimizer']", flags.choice("progress")),
         progress_regex=values.regex(*flags.get("progress_regex")),
         stall_action=cast("StallAction", flags.choice("stall_action")),
-        stall_timeout=policies.stall_timeout(flags),
+        stall_timeout=hangs.stall_timeout(flags),
         checkpoint_memory=_checkpoint_memory(flags),
         event_log=cast("Literal['null', 'console']", flags.choice("event_log_handler")),
         journal=lookup.journal_directory(flags),
-        scale_command=policies.find_scale_command(flags, environ),
+        settings=_settings(flags, environ),
         # On a shared console the prefix identifies the node.
         logs=replace(logs, prefixed=True) if local else logs,
         local=local.spec if local else None,
@@ -158,6 +173,12 @@ def _job(
         hosted = f"{counted(workers, 'worker')} on this node ({source})"
         inform(cluster.describe(found, flags, args, rendezvous, size.nodes, hosted))
     return spec
+
+
+def _settings(flags: FlagValues, environ: Mapping[str, str]) -> dict[str, Any]:
+    """What this node does for the features that its flags ask for."""
+    found = {feature.name: feature.settings(flags, environ) for feature in FEATURES if feature.settings is not None}
+    return {name: to_builtins(settings) for name, settings in found.items() if settings is not None}
 
 
 def _checkpoint_memory(flags: FlagValues) -> int | None:
@@ -192,9 +213,9 @@ def _rendezvous_args(flags: FlagValues, nodes: FlagValue, environ: Mapping[str, 
     )
 
 
-def _rules(flags: FlagValues, nodes: FlagValue, rendezvous: Rendezvous, conf: RdzvConf, rules: JobRules) -> JobRules:
+def _rules(flags: FlagValues, nodes: FlagValue, rendezvous: Rendezvous, conf: RdzvConf) -> JobRules:
     rules = replace(
-        rules,
+        conf.rules,
         min_nodes=rendezvous.min_nodes,
         max_nodes=rendezvous.max_nodes,
         node_unit=flags.integer("node_unit", 1, MAX_NODES),

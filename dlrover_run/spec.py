@@ -9,16 +9,22 @@ from __future__ import annotations
 import enum
 import signal
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import msgspec
 
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.exit_reasons import ExitScheme
 
+Settings = TypeVar("Settings", bound=msgspec.Struct)
+
 
 class SpecError(ValueError):
     """A request of the user that is invalid or impossible. The message is one sentence that is printed unchanged."""
+
+
+class UsageError(SpecError):
+    """The command line cannot be split into flags; the message is followed by a pointer to the help."""
 
 
 class FlagValue(NamedTuple):
@@ -200,7 +206,7 @@ class JobSpec(msgspec.Struct, frozen=True):
     make no progress for `stall_timeout` seconds, None for a time that is learned from their pauses.
     `checkpoint_memory` is the limit for checkpoints in memory in MiB, None for the default. `journal` is the
     directory of the event log, None for that of the run's log files, if the user has named one, and /dev/null for
-    none. `scale_command` are the words of the command that starts and ends nodes, empty without one. `local` starts all
+    none. `settings` are those of the features of this node, by their names (see `settings_of`). `local` starts all
     nodes of the job on this machine; this spec is then what they have in common.
     `console_name` is the name of this node on a console that it shares with other nodes, empty if it has its own.
     `name` is what the user calls a job of one node, whose `run_id` is a fresh one as under torchrun, and `endpoint` the
@@ -236,11 +242,15 @@ class JobSpec(msgspec.Struct, frozen=True):
     checkpoint_memory: int | None = None
     logs: LogSpec = msgspec.field(default_factory=LogSpec)
     journal: str | None = None
-    scale_command: tuple[str, ...] = ()
+    settings: dict[str, Any] = msgspec.field(default_factory=dict)
     local: LocalSpec | None = None
     console_name: str = ""
     name: str = ""
     endpoint: str = ""
+
+    def settings_of(self, feature: str, kind: type[Settings]) -> Settings:
+        """What this node does for a feature, as its flags say: a record of this type, its defaults without any."""
+        return msgspec.convert(self.settings.get(feature, {}), kind)
 
     @property
     def display_name(self) -> str:

@@ -11,8 +11,8 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dlrover_run.command_line import options
-from dlrover_run.command_line.options import Flag
+from dlrover_run.command_line.flag import Flag
+from dlrover_run.command_line.flags import BY_DEST
 
 TABLES = Path(__file__).with_name("torchrun")
 VERSIONS = ("2.13.0", "2.14.1", "2.15.0")
@@ -86,9 +86,7 @@ def main() -> None:
                 default_of(newest),
                 "|".join(newest.get("choices", ())),
                 *(
-                    ", ".join(differences(table.flags[dest], options.BY_DEST.get(dest))) or "="
-                    if dest in table.flags
-                    else "-"
+                    ", ".join(differences(table.flags[dest], BY_DEST.get(dest))) or "=" if dest in table.flags else "-"
                     for table in tables
                 ),
             )

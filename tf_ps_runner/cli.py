@@ -16,14 +16,16 @@ from msgspec.structs import replace
 
 from dlrover_run import environment as cluster_environment
 from dlrover_run.cli import MAX_RESTARTS
-from dlrover_run.command_line import backend_spec, entry_point, lookup, policies, rdzv_conf, rendezvous_options, values
-from dlrover_run.command_line.ignored_flags import rendezvous_warnings, stall_warnings
-from dlrover_run.command_line.parser import CommandLine, FlagValues, UsageError, parse_argv
+from dlrover_run.command_line import backend_spec, entry_point, lookup, rdzv_conf, rendezvous_options, values
+from dlrover_run.command_line.ignored_flags import rendezvous_warnings, unmet_needs
+from dlrover_run.command_line.parse import CommandLine, parse_argv
 from dlrover_run.command_line.rdzv_conf import AUTOSCALE, RdzvConf
 from dlrover_run.command_line.rendezvous_options import Rendezvous, RendezvousArgs
+from dlrover_run.command_line.sources import FlagValues
 from dlrover_run.coordination.parts import with_part
 from dlrover_run.coordination.rules import MAX_NODES, JobRules
 from dlrover_run.exit_reasons import ExitScheme
+from dlrover_run.features.hangs import flags as hangs
 from dlrover_run.spec import (
     DEFAULT_ROLE,
     SHUTDOWN_TIMEOUT,
@@ -34,6 +36,7 @@ from dlrover_run.spec import (
     StallAction,
     Std,
     StreamMap,
+    UsageError,
 )
 from tf_ps_runner.cluster.model import Capacity, Role
 from tf_ps_runner.cluster.rules import ClusterRules
@@ -77,7 +80,8 @@ def _job(
 ) -> PsJobSpec:
     flags = FlagValues(line, environ, TF_PS_RUN)
     role = Role(flags.choice("role")) if flags.explicit("role") else None
-    cluster, warnings = _cluster(flags, role)
+    cluster = _cluster(flags, role)
+    warnings: list[str] = []
     found = None
     if cluster_environment.may_complete(environ, flags.choice("cluster"), hostfile=bool(flags.explicit("hostfile"))):
         from dlrover_run.command_line import cluster as in_cluster
@@ -106,8 +110,6 @@ def _job(
     autoscale = _autoscale(flags, cluster, conf, warnings)
     forking = flags.choice("start_method") == "forkserver"
     preload = [name for value in flags.all("preload") for name in values.modules(*value)]
-    if preload and not forking:
-        warnings.append("--preload has no effect with --start-method=spawn.")
     backend = backend_spec.find_backend(rendezvous, conf, environ)
     warnings += backend.warnings
     local_addr = flags.get("local_addr")
@@ -138,12 +140,12 @@ def _job(
         shutdown_timeout=values.seconds(*shutdown_timeout, zero_allowed=True),
         exit_codes=cast("ExitScheme", flags.choice("exit_codes")),
         stall_action=cast("StallAction", flags.choice("stall_action")),
-        stall_timeout=policies.stall_timeout(flags),
+        stall_timeout=hangs.stall_timeout(flags),
         logs=_logs(flags),
         journal=lookup.journal_directory(flags),
     )
     _check_checkpoint_dir(flags, cluster, warnings)
-    warnings += stall_warnings(flags, job)
+    warnings += unmet_needs(flags, job.rules)
     spec = PsJobSpec(
         job=job,
         capacity=capacity,
@@ -198,8 +200,8 @@ def _resolve(flags: FlagValues, args: RendezvousArgs) -> Rendezvous:
     return rendezvous._replace(node_rank=None, node_id=name)
 
 
-def _cluster(flags: FlagValues, role: Role | None) -> tuple[ClusterRules, list[str]]:
-    """The size and the limits of the job, and warnings."""
+def _cluster(flags: FlagValues, role: Role | None) -> ClusterRules:
+    """The size and the limits of the job."""
     ps, workers = flags.get("ps"), flags.get("workers")
     min_ps, max_ps = values.number_range(*ps, "parameter servers", zero_allowed=False)
     min_workers, max_workers = values.number_range(*workers, "workers", zero_allowed=True)
@@ -208,16 +210,13 @@ def _cluster(flags: FlagValues, role: Role | None) -> tuple[ClusterRules, list[s
         for dest in ("worker_memory", "ps_memory", "max_memory")
         if (given := flags.explicit(dest)) is not None
     }
-    warnings = []
     if highest := flags.explicit("max_memory"):
         first = [dest for dest in limits if dest != "max_memory"]
         for dest in first:
             if limits[dest] > limits["max_memory"]:
                 given = flags.get(dest)
                 raise SpecError(f"{given.source} {given.text} is more than {highest.source} {highest.text}: raise one.")
-        if not first:
-            warnings.append(f"{highest.source} has no effect without --worker-memory or --ps-memory.")
-    rules = ClusterRules(
+    return ClusterRules(
         min_ps=min_ps,
         max_ps=max_ps,
         min_workers=min_workers,
@@ -229,7 +228,6 @@ def _cluster(flags: FlagValues, role: Role | None) -> tuple[ClusterRules, list[s
         end_grace=values.seconds(*flags.get("end_grace"), zero_allowed=True),
         **limits,
     )
-    return rules, warnings
 
 
 def _autoscale(flags: FlagValues, cluster: ClusterRules, conf: RdzvConf, warnings: list[str]) -> AutoscaleRules | None:

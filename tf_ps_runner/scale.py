@@ -7,10 +7,10 @@ from typing import Annotated, Any
 import typer
 
 from dlrover_run.command_line import values
-from dlrover_run.command_line.parser import UsageError
 from dlrover_run.coordination.requests import Action, OperatorRequest
 from dlrover_run.features.operate.asker import FLAGS, REFUSED, Asker, operator_command, requester
 from dlrover_run.features.operate.scale import AUTO, request_size
+from dlrover_run.spec import UsageError
 from tf_ps_runner.cluster.model import MAX_TASKS, Role, ScaleRequest
 from tf_ps_runner.command_line.options import CLUSTER
 

@@ -1,7 +1,7 @@
 """The typer application of a program: its subcommands, and the help and shell completion of its launch command line.
 
 The launch command line is the callback of a typer group, whose options are made from the table of flags. typer draws
-its help and completes it; a launch itself is parsed by `parser.py` and never imports this module. A subcommand is a
+its help and completes it; a launch itself is parsed by `parse.py` and never imports this module. A subcommand is a
 plain typer function that `Program.subcommands` names.
 """
 
@@ -28,8 +28,10 @@ from rich.table import Table
 
 from dlrover_run import exit_codes
 from dlrover_run.command_line import rdzv_conf
-from dlrover_run.command_line.options import OTHER, Flag
-from dlrover_run.command_line.parser import Program, UsageError, parse_argv
+from dlrover_run.command_line.flag import OTHER, Flag
+from dlrover_run.command_line.parse import parse_argv
+from dlrover_run.command_line.program import Program
+from dlrover_run.spec import UsageError
 
 _TYPER_OPTIONS = ("install_completion", "show_completion")
 """The options that typer adds itself."""

@@ -15,8 +15,9 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from dlrover_run.command_line import values
-from dlrover_run.command_line.options import STATIC_ADDRESS
-from dlrover_run.command_line.parser import CommandLine, FlagValues, Program
+from dlrover_run.command_line.flags import STATIC_ADDRESS
+from dlrover_run.command_line.parse import CommandLine
+from dlrover_run.command_line.program import Program
 from dlrover_run.command_line.rendezvous_options import (
     ETCD_BACKENDS,
     MASTER_BACKENDS,
@@ -24,6 +25,7 @@ from dlrover_run.command_line.rendezvous_options import (
     Rendezvous,
     RendezvousArgs,
 )
+from dlrover_run.command_line.sources import FlagValues
 from dlrover_run.coordination.rules import MAX_NODES
 from dlrover_run.environment.detect import detect
 from dlrover_run.environment.host_list import find_host, short

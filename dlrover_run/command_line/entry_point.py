@@ -14,9 +14,10 @@ from typing import Any
 
 from dlrover_run import exit_codes
 from dlrover_run.command_line import values
-from dlrover_run.command_line.options import CURRENT_SHELL
-from dlrover_run.command_line.parser import CommandLine, Program, UsageError, parse_argv
-from dlrover_run.spec import SpecError
+from dlrover_run.command_line.flags import CURRENT_SHELL
+from dlrover_run.command_line.parse import CommandLine, parse_argv
+from dlrover_run.command_line.program import Program
+from dlrover_run.spec import SpecError, UsageError
 
 
 def run(program: Program, argv: Sequence[str] | None = None) -> int:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from dlrover_run.command_line import credentials, rdzv_conf
-from dlrover_run.command_line.parser import FlagValues
 from dlrover_run.command_line.rdzv_conf import Key, RdzvConf
 from dlrover_run.command_line.rendezvous_options import LOCAL_MASTER, MASTER_VARIABLE, Rendezvous
+from dlrover_run.command_line.sources import FlagValues
 from dlrover_run.command_line.suggestions import closest
 from dlrover_run.coordination.parts import applies
+from dlrover_run.coordination.rules import JobRules
+from dlrover_run.features.flags import FEATURES
 from dlrover_run.spec import JobSpec
 
 _PASSWORD_INSTEAD_OF_TOKEN = {
@@ -54,55 +56,45 @@ def _requires(what: str, scope: str) -> str:
     return f"{what} has no effect: it requires several nodes, --rdzv-backend={_BACKENDS[scope]} and --rdzv-endpoint."
 
 
-def stall_warnings(flags: FlagValues, spec: JobSpec) -> Iterator[str]:
-    """Warnings about a limit for stalls that are not looked for."""
-    if spec.stall_timeout is not None and spec.stall_action == "off":
-        yield f"{flags.get('stall_timeout').source} has no effect with --stall-action=off."
+def unmet_needs(flags: FlagValues, rules: JobRules) -> Iterator[str]:
+    """Warnings about flags that have no effect without another one, by the column `needs` of the table."""
+    for flag in flags.program.table:
+        given = flags.explicit(flag.dest) if flag.needs else None
+        if given is None or not (flag.value or flags.is_on(flag.dest)):
+            continue
+        if clause := _unmet(flag.needs, flags, rules):
+            yield f"{given.source} has no effect {clause}."
+
+
+def _unmet(need: str, flags: FlagValues, rules: JobRules) -> str:
+    """What is missing, as a clause; empty if the need is met."""
+    name, equals, value = need.partition("=")
+    if equals:
+        text, words = flags.get(name.removesuffix("!").replace("-", "_")).text, value.split("|")
+        if name.endswith("!"):
+            return f"with --{name[:-1]}={value}" if text in words else ""
+        return "" if text in words else f"without --{name}={words[0]}"
+    names = need.split("|")
+    for feature in FEATURES:
+        if feature.part and any(flag.name in names for flag in feature.flags):
+            # Several flags turn it on.
+            return "" if applies(rules.parts, feature.part) else f"without --{need}"
+    if any(flags.explicit(name.replace("-", "_")) for name in names):
+        return ""
+    return f"without {' or '.join(f'--{name}' for name in names)}"
 
 
 def flag_warnings(flags: FlagValues, spec: JobSpec, conf: RdzvConf, environ: Mapping[str, str]) -> Iterator[str]:
     """Warnings about the other flags of dlrover-run, by the job that they have come to."""
-    if spec.progress == "optimizer" and spec.entrypoint.kind == "program":
-        yield f"{flags.get('progress').source} optimizer has no effect with --no-python."
-    asked = flags.explicit("stall_action") if spec.stall_action != "off" else None
-    if asked is not None and spec.backend == "static" and spec.rules.max_nodes > 1:
-        yield (
-            f"{asked.source} has no effect with static rendezvous and more than one node, where "
-            "nodes do not communicate: hangs are not found."
-        )
-    yield from stall_warnings(flags, spec)
-    yield from _survivor_warnings(flags, spec)
-    if not applies(spec.rules.parts, "health"):
-        names = ["straggler_threshold"]
-        if flags.is_on("exclude_straggler"):
-            names.insert(0, "exclude_straggler")
-        for source in _sources(flags, names):
-            yield f"{source} has no effect without --network-check."
-        if conf.has("check_timeout"):
-            yield "check_timeout of --rdzv-conf has no effect without --network-check."
+    yield from unmet_needs(flags, spec.rules)
+    if conf.has("check_timeout") and not applies(spec.rules.parts, "health"):
+        yield "check_timeout of --rdzv-conf has no effect without --network-check."
     yield from _rank_warnings(spec)
     yield from _local_node_warnings(flags, spec, environ)
     if conf.autoscale and flags.explicit("autoscale") is None:
         yield f"autoscale_{next(iter(conf.autoscale))} of --rdzv-conf has no effect without --autoscale."
-    elif "command_timeout" in conf.autoscale and not spec.scale_command:
+    elif "command_timeout" in conf.autoscale and flags.explicit("scale_command") is None:
         yield "autoscale_command_timeout of --rdzv-conf has no effect without --scale-command."
-    if flags.explicit("preload") and spec.start_method == "spawn":
-        yield "--preload has no effect without --start-method=forkserver."
-
-
-def _survivor_warnings(flags: FlagValues, spec: JobSpec) -> Iterator[str]:
-    if flags.choice("survivors") != "keep":
-        for source in _sources(flags, ["reconfigure_timeout"]):
-            yield f"{source} has no effect without --survivors=keep."
-    elif spec.backend == "static" and spec.rules.max_nodes > 1:
-        yield (
-            f"{flags.get('survivors').source} has no effect with static rendezvous and more than one node, where nodes "
-            "do not communicate."
-        )
-
-
-def _sources(flags: FlagValues, names: list[str]) -> list[str]:
-    return [given.source for name in names if (given := flags.explicit(name))]
 
 
 def _rank_warnings(spec: JobSpec) -> Iterator[str]:
@@ -120,11 +112,6 @@ def _rank_warnings(spec: JobSpec) -> Iterator[str]:
 def _local_node_warnings(flags: FlagValues, spec: JobSpec, environ: Mapping[str, str]) -> Iterator[str]:
     local = flags.explicit("local_nodes")
     if local is None or spec.local is None:
-        names = ["node_restarts", "node_join_after"]
-        if flags.is_on("isolate_nodes"):
-            names.insert(1, "isolate_nodes")
-        for source in _sources(flags, names):
-            yield f"{source} has no effect without --local-nodes."
         return
     if spec.backend == "master":
         endpoint = flags.explicit("rdzv_endpoint")
@@ -132,6 +119,5 @@ def _local_node_warnings(flags: FlagValues, spec: JobSpec, environ: Mapping[str,
             yield f"{endpoint.source} {_OWN_MASTER}"
         if environ.get(MASTER_VARIABLE, "").strip():
             yield f"{MASTER_VARIABLE} {_OWN_MASTER}"
-    if spec.local.min_nodes == spec.local.max_nodes:
-        for source in _sources(flags, ["node_join_after"]):
-            yield f"{source} has no effect, since {local.source} {local.text} has no nodes that join later."
+    if spec.local.min_nodes == spec.local.max_nodes and (given := flags.explicit("node_join_after")):
+        yield f"{given.source} has no effect, since {local.source} {local.text} has no nodes that join later."

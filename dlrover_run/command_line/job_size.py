@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from msgspec.structs import replace
 
 from dlrover_run.command_line import lookup, values
-from dlrover_run.command_line.parser import FlagValues
 from dlrover_run.command_line.rdzv_conf import RdzvConf
 from dlrover_run.command_line.rendezvous_options import ETCD_BACKENDS
+from dlrover_run.command_line.sources import FlagValues
 from dlrover_run.coordination.rules import MAX_NODES, JobRules
 from dlrover_run.spec import Entrypoint, FlagValue, LocalSpec, SpecError
 from dlrover_run.words.text import counted

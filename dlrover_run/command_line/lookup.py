@@ -11,12 +11,15 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from dlrover_run.command_line import values
-from dlrover_run.command_line.parser import CommandLine, FlagValues, Program, UsageError
 from dlrover_run.command_line.suggestions import instead_of_script
-from dlrover_run.spec import Entrypoint, SpecError
+from dlrover_run.spec import Entrypoint, SpecError, UsageError
 
 if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
+
+    from dlrover_run.command_line.parse import CommandLine
+    from dlrover_run.command_line.program import Program
+    from dlrover_run.command_line.sources import FlagValues
 
 INTERPRETER_VARIABLE = "PYTHON_EXEC"
 """Names another interpreter than this one, as for torchrun."""

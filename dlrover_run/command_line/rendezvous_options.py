@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 from msgspec.structs import replace
 
 from dlrover_run.command_line import credentials, values
-from dlrover_run.command_line.options import STATIC_ADDRESS
+from dlrover_run.command_line.flags import STATIC_ADDRESS
 from dlrover_run.command_line.rdzv_conf import RdzvConf
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.spec import FlagValue, MasterSpec, SpecError
@@ -116,6 +116,11 @@ class Rendezvous(NamedTuple):
     def coordinated(self) -> bool:
         """Whether nodes communicate, so that each learns of the others."""
         return self.master is not None or self.etcd is not None
+
+    @property
+    def nodes_apart(self) -> bool:
+        """Whether the job has several nodes that do not communicate."""
+        return self.max_nodes > 1 and not self.coordinated
 
 
 def resolve(args: RendezvousArgs, fresh_id: str) -> Rendezvous:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import textwrap
 
-from dlrover_run.command_line.parser import Program
+from dlrover_run.command_line.program import Program
 
 WIDTH = 79
 

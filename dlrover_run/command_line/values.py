@@ -11,9 +11,11 @@ import re
 import signal
 from collections.abc import Callable, Mapping, Sequence
 
-from dlrover_run.command_line.options import WORKER_COUNTS
 from dlrover_run.spec import FlagValue, PreemptionNotice, SpecError, Std, StreamMap
 from dlrover_run.words.text import join_words
+
+WORKER_COUNTS = ("auto", "gpu", "cpu", "xpu")
+"""The words for a number of workers that is counted."""
 
 STATIC_PORT = 29500
 """The default port of the store for static rendezvous, as in torchrun."""

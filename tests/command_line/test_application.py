@@ -21,8 +21,10 @@ import pytest
 from command_lines import LIMIT, run_python
 from harness import only_long
 
-from dlrover_run.command_line import application, options, rdzv_conf, suggestions
-from dlrover_run.command_line.parser import DLROVER_RUN, Program
+from dlrover_run.command_line import application, rdzv_conf, suggestions
+from dlrover_run.command_line.flag import SIZE
+from dlrover_run.command_line.flags import TABLE
+from dlrover_run.command_line.program import DLROVER_RUN, Program
 from dlrover_run.features.operate.completion import complete_job, complete_node
 from tf_ps_runner.command_line.options import TF_PS_RUN
 
@@ -45,7 +47,7 @@ def test_the_help_names_every_flag_in_its_panel_and_fits_the_screen(word: str, c
             panel = line.strip("╭╮─ ")
         elif line.startswith("│ --"):
             seen[line.split()[1]] = panel
-    assert seen == {f"--{flag.name}": flag.panel for flag in options.TABLE}
+    assert seen == {f"--{flag.name}": flag.panel for flag in TABLE}
     _, _, keys = done.stdout.partition("╭─ Keys of --rdzv-conf ")
     listed = [line.split()[1] for line in keys.splitlines() if re.match("│ [a-z]", line)]
     assert listed == [key.name for key in rdzv_conf.TABLE if key.help]
@@ -55,7 +57,7 @@ def test_the_help_names_every_flag_in_its_panel_and_fits_the_screen(word: str, c
 
 def test_the_commands_come_first_and_the_page_of_a_command_has_no_key_of_a_launch() -> None:
     page = command("--help", COLUMNS="80", NO_COLOR="1").stdout
-    assert 0 < page.index("╭─ Commands ") < page.index(f"╭─ {options.SIZE} ")
+    assert 0 < page.index("╭─ Commands ") < page.index(f"╭─ {SIZE} ")
     page = command("status", "--help", COLUMNS="80", NO_COLOR="1").stdout
     assert "token_file" in page
     assert "join_timeout" not in page
@@ -142,9 +144,9 @@ def test_a_number_for_scale_is_taken_for_a_number_of_nodes() -> None:
 
 
 def test_the_help_names_every_choice_of_a_flag() -> None:
-    described = {flag.name: f"{flag.value} {flag.help}" for flag in options.TABLE if flag.choices}
+    described = {flag.name: f"{flag.value} {flag.help}" for flag in TABLE if flag.choices}
     assert described
-    for flag in options.TABLE:
+    for flag in TABLE:
         assert [word for word in flag.choices if not re.search(rf"\b{word}\b", described[flag.name])] == []
 
 

@@ -11,11 +11,13 @@ from msgspec.structs import fields
 from policy_parts import check_rules
 
 from dlrover_run.api import LaunchConfig
-from dlrover_run.command_line import options
-from dlrover_run.command_line.parser import DLROVER_RUN, parse_argv
+from dlrover_run.command_line.flags import TABLE, UNSUPPORTED_DLROVER_FLAGS
+from dlrover_run.command_line.parse import parse_argv
+from dlrover_run.command_line.program import DLROVER_RUN
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.coordination.validation import config_mismatch
 from dlrover_run.features.node_check.decision.rules import CHECK_ALWAYS, CHECK_NEVER, CHECK_ONCE, HealthRules
+from dlrover_run.features.node_check.flags import NODE_CHECK
 
 
 @pytest.fixture(autouse=True)
@@ -157,8 +159,8 @@ def test_reported_differences_use_the_names_of_flags() -> None:
     part = HealthRules(**{name: value + 1 for name, value in msgspec.structs.asdict(HealthRules()).items()})
     printed = config_mismatch(JobRules(), JobRules(**changed, parts=(part,))).partition(": ")[2].split("; ")
     named = {name.removeprefix("--") for name in (sentence.split()[0] for sentence in printed) if name.startswith("--")}
-    assert named <= {flag.name for flag in options.TABLE}
-    assert {flag.name for flag in options.TABLE if flag.panel == options.NODE_CHECK} - {"precheck"} <= named
+    assert named <= {flag.name for flag in TABLE}
+    assert {flag.name for flag in TABLE if flag.panel == NODE_CHECK} - {"precheck"} <= named
 
 
 @pytest.mark.parametrize(("mode", "flag"), [(True, "once"), ("always", "always"), ("once", "once")])
@@ -170,4 +172,4 @@ def test_network_check_of_launch_config_is_a_switch_or_a_mode(mode: bool | str, 
 
 
 def test_unsupported_dlrover_flags_are_not_in_the_table() -> None:
-    assert not {f"--{name}" for name in options.UNSUPPORTED_DLROVER_FLAGS} & DLROVER_RUN.by_spelling.keys()
+    assert not {f"--{name}" for name in UNSUPPORTED_DLROVER_FLAGS} & DLROVER_RUN.by_spelling.keys()

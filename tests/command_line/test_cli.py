@@ -16,12 +16,13 @@ from command_lines import isolate, run_python
 
 from dlrover_run import exit_codes
 from dlrover_run.cli import parse
-from dlrover_run.command_line import options
 from dlrover_run.command_line.entry_point import run
-from dlrover_run.command_line.parser import DLROVER_RUN, UsageError, parse_argv
+from dlrover_run.command_line.flags import BY_DEST, TABLE
+from dlrover_run.command_line.parse import parse_argv
+from dlrover_run.command_line.program import DLROVER_RUN
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.features.hangs.stragglers.rules import StragglerRules
-from dlrover_run.spec import DEFAULT_SIGNALS, JobSpec, LogSpec, PreemptionNotice, SpecError, Std, StreamMap
+from dlrover_run.spec import DEFAULT_SIGNALS, JobSpec, LogSpec, PreemptionNotice, SpecError, Std, StreamMap, UsageError
 
 
 @pytest.fixture(autouse=True)
@@ -72,12 +73,12 @@ def test_the_page_lists_every_exit_code() -> None:
 
 
 def test_no_two_flags_share_a_spelling() -> None:
-    assert len(DLROVER_RUN.by_spelling) == sum(len(flag.spellings) for flag in options.TABLE)
+    assert len(DLROVER_RUN.by_spelling) == sum(len(flag.spellings) for flag in TABLE)
 
 
 def test_own_flags_may_be_abbreviated_where_torchrun_has_no_such_flag() -> None:
     assert parse_argv(["--prel", "torch", "train.py"]).values == {"preload": ["torch"]}
-    assert parse_argv(["--vers"]).request == options.BY_DEST["version"]
+    assert parse_argv(["--vers"]).request == BY_DEST["version"]
 
 
 def test_variables_give_defaults_and_the_command_line_takes_precedence() -> None:

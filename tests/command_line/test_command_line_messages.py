@@ -18,7 +18,7 @@ from command_lines import fake_etcd3, isolate, write_pems
 
 from dlrover_run import cli, exit_codes
 from dlrover_run.command_line import entry_point
-from dlrover_run.command_line.parser import DLROVER_RUN
+from dlrover_run.command_line.program import DLROVER_RUN
 from tf_ps_runner import cli as tf_cli
 from tf_ps_runner.command_line.options import PREFIX, TF_PS_RUN
 

@@ -13,7 +13,7 @@ from command_lines import fake_etcd3, isolate, job, launched, run_python, watche
 import dlrover_run
 from dlrover_run.cli import parse
 from dlrover_run.command_line.entry_point import run
-from dlrover_run.command_line.parser import DLROVER_RUN
+from dlrover_run.command_line.program import DLROVER_RUN
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.spec import EtcdSpec, TlsSpec
 

@@ -10,11 +10,13 @@ from msgspec.structs import replace
 from policy_parts import check_rules, fold
 
 from dlrover_run import exit_codes
-from dlrover_run.command_line import job_size, options
+from dlrover_run.command_line import job_size
 from dlrover_run.command_line.entry_point import run
-from dlrover_run.command_line.parser import DLROVER_RUN
+from dlrover_run.command_line.flags import BY_DEST, TABLE
+from dlrover_run.command_line.program import DLROVER_RUN
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.features.local_nodes import network
+from dlrover_run.features.local_nodes.flags import LOCAL_CLUSTER
 from dlrover_run.features.node_check.decision.rules import CHECK_ONCE, HealthRules
 from dlrover_run.spec import LocalSpec, MasterSpec
 
@@ -74,8 +76,8 @@ def test_the_nodes_of_a_job_that_chooses_its_size_start_together_unless_a_time_i
 
 def test_the_table_has_the_defaults_of_local_spec() -> None:
     record = LocalSpec(1, 1)
-    assert options.BY_DEST["node_restarts"].default == f"{record.restarts}"
-    assert options.BY_DEST["node_join_after"].default == f"{record.join_after:g}"
+    assert BY_DEST["node_restarts"].default == f"{record.restarts}"
+    assert BY_DEST["node_join_after"].default == f"{record.join_after:g}"
 
 
 def test_every_console_line_of_local_nodes_has_a_prefix() -> None:
@@ -196,6 +198,4 @@ def test_local_nodes_are_checked() -> None:
 def test_the_page_lists_every_flag_of_local_nodes() -> None:
     page = (Path(__file__).parents[2] / "docs" / "launcher.md").read_text()
     table = page.partition("## Flags of our own")[2].partition("\n## ")[0]
-    assert [
-        flag.name for flag in options.TABLE if flag.panel == options.LOCAL_CLUSTER and f"`--{flag.name}" not in table
-    ] == []
+    assert [flag.name for flag in TABLE if flag.panel == LOCAL_CLUSTER and f"`--{flag.name}" not in table] == []

@@ -16,7 +16,7 @@ from dlrover_run.api import LaunchConfig, elastic_launch
 from dlrover_run.cli import parse
 from dlrover_run.command_line import credentials, rdzv_conf
 from dlrover_run.command_line.entry_point import job_or_code
-from dlrover_run.command_line.parser import DLROVER_RUN
+from dlrover_run.command_line.program import DLROVER_RUN
 from dlrover_run.coordination.bounds import NodeId
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.features.autoscale.rules import AutoscaleRules

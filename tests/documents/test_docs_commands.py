@@ -39,7 +39,8 @@ from harness import OURS, WAIT, finish, start
 from torchrun_tables import VERSIONS, torchrun
 
 from dlrover_run.cli import parse
-from dlrover_run.command_line.parser import DLROVER_RUN, CommandLine, parse_argv
+from dlrover_run.command_line.parse import CommandLine, parse_argv
+from dlrover_run.command_line.program import DLROVER_RUN
 from dlrover_run.exit_reasons import RETRIED
 from dlrover_run.master import command as master
 from dlrover_run.spec import JobSpec

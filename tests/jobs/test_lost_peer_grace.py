@@ -15,7 +15,7 @@ import sys
 from dlrover_run.devices import holders
 holders.PREFIX = sys.argv.pop(1)
 from dlrover_run.command_line.entry_point import run
-from dlrover_run.command_line.parser import DLROVER_RUN
+from dlrover_run.command_line.program import DLROVER_RUN
 sys.exit(run(DLROVER_RUN, sys.argv[1:]))
 """
 

@@ -53,7 +53,7 @@ async def tell_and_end_round(relay, keys, timeout):
     return await end_round(relay, keys, timeout)
 relay_client.RelayClient.end_round = tell_and_end_round
 from dlrover_run.command_line.entry_point import run
-from dlrover_run.command_line.parser import DLROVER_RUN
+from dlrover_run.command_line.program import DLROVER_RUN
 sys.exit(run(DLROVER_RUN))
 """
 """A launcher that does not wait for its console while the job runs, and posts when its workers have exited."""

@@ -210,7 +210,7 @@ def test_a_watchdog_that_is_killed_before_it_starts_an_agent_leaves_no_directory
     killed = "import os, signal, sys\nos.fork = lambda: os.kill(os.getpid(), signal.SIGKILL)\n"
     launch = (
         "from dlrover_run.command_line.entry_point import run\n"
-        "from dlrover_run.command_line.parser import DLROVER_RUN\n"
+        "from dlrover_run.command_line.program import DLROVER_RUN\n"
         f"sys.exit(run(DLROVER_RUN, [{str(WORKERS / 'hold.py')!r}]))\n"
     )
     ended = subprocess.run(

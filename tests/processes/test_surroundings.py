@@ -61,7 +61,7 @@ def test_an_interrupt_during_the_import_of_the_launcher_prints_no_traceback(tmp_
 REFUSED = """\
 import itertools, os, subprocess, sys
 from dlrover_run.command_line.entry_point import run
-from dlrover_run.command_line.parser import DLROVER_RUN
+from dlrover_run.command_line.program import DLROVER_RUN
 count = itertools.count(1)
 def refusing(start):
     def refuse(*args, **options):

@@ -14,7 +14,7 @@ from command_lines import fake_etcd3, isolate, run_python
 from policy_parts import cluster_rules
 
 from dlrover_run import exit_codes
-from dlrover_run.command_line import options as those_of_dlrover_run
+from dlrover_run.command_line import flags as those_of_dlrover_run
 from dlrover_run.command_line.entry_point import job_or_code, run
 from dlrover_run.command_line.values import memory_size
 from dlrover_run.coordination.rules import MAX_NODES

@@ -20,10 +20,10 @@ from hypothesis import strategies as st
 from torchrun_tables import VERSIONS, takes_a_value, torchrun
 
 from dlrover_run.cli import parse
-from dlrover_run.command_line import options
-from dlrover_run.command_line.parser import CommandLine, UsageError, parse_argv
+from dlrover_run.command_line.flags import BY_DEST, TABLE
+from dlrover_run.command_line.parse import CommandLine, parse_argv
 from dlrover_run.coordination.rules import JobRules
-from dlrover_run.spec import JobSpec, SpecError, Std, StreamMap
+from dlrover_run.spec import JobSpec, SpecError, Std, StreamMap, UsageError
 
 torch = pytest.importorskip("torch")
 torch_run = pytest.importorskip("torch.distributed.run")
@@ -280,7 +280,7 @@ KNOWN = {action.dest for action in torch_run.get_args_parser()._actions}
 
 def prefixes() -> Iterator[str]:
     """Every prefix of every spelling of the flags of this torchrun, the complete spelling included."""
-    for flag in options.TABLE:
+    for flag in TABLE:
         for spelling in flag.spellings if flag.dest in KNOWN else ():
             for end in range(3, len(spelling) + 1):
                 yield spelling[:end]
@@ -297,7 +297,7 @@ def test_a_prefix_is_accepted_exactly_where_torchrun_accepts_it(prefix: str) -> 
         if len(taken) == 1
         else None
     )
-    if dest is not None and options.BY_DEST[dest].request:
+    if dest is not None and BY_DEST[dest].request:
         assert parse_argv([f"{prefix}=zsh" if dest == "print_completion" else prefix]).request is not None
         return
     if dest is None and prefix in FORMERLY_CLEAR:
@@ -387,7 +387,7 @@ def flags_and_variables(draw: Any) -> tuple[list[str], dict[str, str]]:
     argv: list[str] = []
     environ: dict[str, str] = {}
     for dest in draw(st.lists(st.sampled_from([*VALUES, *SWITCHES]), max_size=8)):
-        flag = options.BY_DEST[dest]
+        flag = BY_DEST[dest]
         value = draw(VALUES[dest]) if dest in VALUES else draw(st.sampled_from("01"))
         if flag.variable and draw(st.booleans()):
             environ[flag.variable] = value

@@ -19,7 +19,8 @@ from torchrun_tables import VERSIONS, Torchrun, default_of, differences, takes_a
 from dlrover_run import __file__ as package
 from dlrover_run.api import LaunchConfig
 from dlrover_run.cli import parse
-from dlrover_run.command_line import options, rdzv_conf
+from dlrover_run.command_line import rdzv_conf
+from dlrover_run.command_line.flags import BY_DEST, TABLE
 from dlrover_run.spec import SpecError
 
 ROOT = Path(__file__).parents[2]
@@ -75,7 +76,7 @@ def _script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_every_flag_of_torchrun_is_here(theirs: Torchrun) -> None:
     """With its spellings, its variable, its default and its choices."""
-    found = {dest: differences(row, options.BY_DEST.get(dest)) for dest, row in theirs.flags.items()}
+    found = {dest: differences(row, BY_DEST.get(dest)) for dest, row in theirs.flags.items()}
     assert {dest: wrong for dest, wrong in found.items() if wrong} == {}
 
 
@@ -83,9 +84,7 @@ def test_every_flag_that_is_listed_as_torchruns_is_in_the_torchruns_since_then(t
     def number(version: str) -> list[int]:
         return [int(part) for part in version.split(".")[:2]]
 
-    offered = {
-        flag.dest for flag in options.TABLE if not flag.extension and number(flag.since) <= number(theirs.version)
-    }
+    offered = {flag.dest for flag in TABLE if not flag.extension and number(flag.since) <= number(theirs.version)}
     assert offered == theirs.flags.keys()
 
 
@@ -124,7 +123,7 @@ def test_every_variable_is_read_or_set_or_documented_to_have_no_effect(theirs: T
 def test_every_own_flag_is_named_among_the_differences() -> None:
     lines = (ROOT / "docs/torchrun-differences.md").read_text().splitlines()
     (row,) = (line for line in lines if line.startswith("| flags of our own |"))
-    assert re.findall(r"`--([a-z-]+)`", row) == [flag.name for flag in options.TABLE if flag.extension]
+    assert re.findall(r"`--([a-z-]+)`", row) == [flag.name for flag in TABLE if flag.extension]
 
 
 def test_every_key_of_rdzv_conf_is_known(theirs: Torchrun) -> None:

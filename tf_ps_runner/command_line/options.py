@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from dlrover_run.command_line import options
-from dlrover_run.command_line.options import FAILURES, Flag
-from dlrover_run.command_line.parser import OPERATOR_COMMANDS, Program, Subcommand
+from dlrover_run.command_line.flag import FAILURES, Flag
+from dlrover_run.command_line.flags import BY_DEST
+from dlrover_run.command_line.program import OPERATOR_COMMANDS, Program, Subcommand
 from dlrover_run.command_line.values import alternatives
 from tf_ps_runner.cluster import rules
 
@@ -32,7 +32,7 @@ def _flag(name: str, panel: str, help: str, value: str = "", default: str | None
 
 def _shared(name: str, **changed: Any) -> Flag:
     """The flag of this name from dlrover-run's table, with some fields changed."""
-    return options.BY_DEST[name]._replace(extension=True, variable_prefix=PREFIX)._replace(**changed)
+    return BY_DEST[name]._replace(extension=True, variable_prefix=PREFIX)._replace(**changed)
 
 
 # A row has the name, the text, and what belongs to the value.
@@ -68,7 +68,7 @@ TABLE: tuple[Flag, ...] = (
         "[b]forkserver[/] forks each task from a process that has imported TensorFlow; [b]spawn[/] starts a new "
         "interpreter for each.",
         "METHOD", "forkserver", choices=("forkserver", "spawn")),
-    _shared("preload", panel=PROCESSES),
+    _shared("preload", panel=PROCESSES, needs="start-method!=spawn"),
     _shared("max_restarts", default=f"{rules.RESTARTS}",
         help="Number of times the tasks of each role may be restarted."),
     _flag("save-timeout", FAILURES,
@@ -105,7 +105,7 @@ TABLE: tuple[Flag, ...] = (
     _flag("ps-memory", MEMORY, "Memory limit of each parameter server.", "SIZE"),
     _flag("max-memory", MEMORY,
         "The highest memory limit: the replacement of a task that was killed for memory gets twice as much as it had.",
-        "SIZE"),
+        "SIZE", needs="worker-memory|ps-memory"),
     _shared("log_dir"),
     _shared("journal"),
     _shared("redirects", help="Write the output of all tasks to files: 1 stdout, 2 stderr, 3 both."),

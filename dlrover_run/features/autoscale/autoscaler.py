@@ -18,6 +18,7 @@ from dlrover_run.coordination.model import OVER, Assignment, NodeReport, RoundKe
 from dlrover_run.coordination.parts import with_part
 from dlrover_run.features.autoscale.model import AutoscaleAssignment, AutoscaleNodeReport
 from dlrover_run.features.autoscale.scale_command import ScaleCommand
+from dlrover_run.features.autoscale.settings import AutoscaleSettings
 from dlrover_run.features.observe.page import Progress
 
 
@@ -34,7 +35,13 @@ class Autoscaler:
         spec, log = services.job, services.console.info
         self._throughput = ThroughputReport(read, services.wake)
         self._command = ScaleCommand(
-            spec.scale_command, spec.run_id, os.environ, log, services.wake, on_end, services.events
+            spec.settings_of("autoscale", AutoscaleSettings).command,
+            spec.run_id,
+            os.environ,
+            log,
+            services.wake,
+            on_end,
+            services.events,
         )
 
     @property

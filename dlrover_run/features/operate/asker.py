@@ -14,11 +14,14 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from dlrover_run.agent.host import host_name
-from dlrover_run.command_line import options, values
+from dlrover_run.command_line import values
 from dlrover_run.command_line.application import flag_option, with_parameters
 from dlrover_run.command_line.entry_point import report
-from dlrover_run.command_line.options import OTHER
-from dlrover_run.command_line.parser import CommandLine, FlagValues, Program, UsageError
+from dlrover_run.command_line.flag import OTHER
+from dlrover_run.command_line.flags import BY_DEST
+from dlrover_run.command_line.parse import CommandLine
+from dlrover_run.command_line.program import Program
+from dlrover_run.command_line.sources import FlagValues
 from dlrover_run.console.text import sanitize
 from dlrover_run.coordination.requests import OperatorRequest, StackQuery
 from dlrover_run.coordination.stacks import JobStacks
@@ -27,6 +30,7 @@ from dlrover_run.features.operate.completion import complete_job
 from dlrover_run.features.operate.find import FoundJob, find_job
 from dlrover_run.features.operate.ids import short_id
 from dlrover_run.rendezvous.client import AskFailed
+from dlrover_run.spec import UsageError
 from dlrover_run.words.reasons import shown_names
 from dlrover_run.words.text import join_names
 
@@ -42,13 +46,13 @@ REFUSED = 1
 FLAGS: dict[str, Any] = {
     dest: Annotated[
         str | None,
-        flag_option(options.BY_DEST[dest]._replace(help=help), complete_job if dest == "rdzv_id" else None),
+        flag_option(BY_DEST[dest]._replace(help=help), complete_job if dest == "rdzv_id" else None),
     ]
     for dest, help in (
         ("rdzv_backend", "How the nodes of the job meet, if it is elsewhere: [b]c10d[/] or [b]etcd[/]."),
         ("rdzv_endpoint", "Where the nodes meet, if the job is elsewhere."),
         ("rdzv_id", "Id of the job, or as much of it as tells it from others here; also the pid of its launcher."),
-        ("rdzv_conf", options.BY_DEST["rdzv_conf"].help),
+        ("rdzv_conf", BY_DEST["rdzv_conf"].help),
     )
 }
 """The flags of the launch command line that find a job, by their names in code."""

@@ -23,8 +23,7 @@ from msgspec.structs import replace
 from dlrover_run import exit_codes
 from dlrover_run.command_line import values
 from dlrover_run.command_line.entry_point import report
-from dlrover_run.command_line.options import OUTPUT
-from dlrover_run.command_line.parser import UsageError
+from dlrover_run.command_line.flag import OUTPUT
 from dlrover_run.console.text import RED, colored, format_duration, sanitize, use_color
 from dlrover_run.coordination.requests import Action, OperatorRequest, StackQuery
 from dlrover_run.coordination.status import JobState, JobStatus, NodeCondition, with_memory
@@ -37,7 +36,7 @@ from dlrover_run.features.operate.job_table import job_rows, render_jobs, termin
 from dlrover_run.features.operate.survey import group
 from dlrover_run.features.operate.text import Line, StatusLines, render_stacks, status_lines, table
 from dlrover_run.rendezvous.client import AskFailed
-from dlrover_run.spec import SpecError
+from dlrover_run.spec import SpecError, UsageError
 from dlrover_run.words.reasons import Reasons, sentence
 from dlrover_run.words.text import counted
 

@@ -10,7 +10,8 @@ import os
 
 import typer
 
-from dlrover_run.command_line.parser import CommandLine, FlagValues
+from dlrover_run.command_line.parse import CommandLine
+from dlrover_run.command_line.sources import FlagValues
 from dlrover_run.features.operate.find import find_job, survey_here
 from dlrover_run.features.operate.survey import group
 

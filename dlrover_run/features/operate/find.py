@@ -14,8 +14,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dlrover_run.command_line import backend_spec, credentials, rdzv_conf, rendezvous_options
-from dlrover_run.command_line.parser import CommandLine, FlagValues, Program
+from dlrover_run.command_line.parse import CommandLine
+from dlrover_run.command_line.program import Program
 from dlrover_run.command_line.rendezvous_options import MASTER_VARIABLE, RendezvousArgs
+from dlrover_run.command_line.sources import FlagValues
 from dlrover_run.coordination.activity import MemoryUse
 from dlrover_run.coordination.requests import OperatorRequest, StackQuery
 from dlrover_run.coordination.rules import MAX_NODES, JobRules

@@ -1,34 +1,31 @@
-"""The table of flags: names, values, environment variables and help texts.
+"""The table of flags: torchrun's and those of the core, with those that each feature brings.
 
 The parser, the help and the shell completion are all built from this table, so they cannot disagree.
 """
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from collections.abc import Iterable, Sequence
 
-SIZE = "Job size"
-RENDEZVOUS = "Rendezvous"
-WORKERS = "Workers"
-FAILURES = "Failures and restarts"
-NODE_CHECK = "Node check"
-LOCAL_CLUSTER = "A cluster on this machine"
-OUTPUT = "Output"
-PROGRESS = "Progress"
-DEVICES = "Devices"
-OTHER = "Other"
+from dlrover_run.command_line.flag import (
+    DEVICES,
+    FAILURES,
+    OTHER,
+    OUTPUT,
+    PROGRESS,
+    RENDEZVOUS,
+    SIZE,
+    WORKERS,
+    Flag,
+)
+from dlrover_run.command_line.values import WORKER_COUNTS
+from dlrover_run.features.flags import FEATURES
 
 START_METHODS = ("spawn", "fork", "forkserver")
 EVENT_LOGS = ("null", "console")
 NUMA_BINDINGS = ("node", "socket", "exclusive", "core-complex")
 BACKENDS = ("static", "c10d", "master", "etcd")
-WORKER_COUNTS = ("auto", "gpu", "cpu", "xpu")
-CHECK_MODES = ("once", "always")
 EXIT_SCHEMES = ("precise", "torchrun", "kubernetes")
-SCALINGS = ("weak", "strong")
-PROGRESS_SOURCES = ("auto", "optimizer")
-STALL_ACTIONS = ("off", "report", "dump", "restart")
-SURVIVORS = ("restart", "keep")
 CLUSTERS = ("auto", "none", "slurm", "kubernetes", "mpi", "lsf", "pbs", "sagemaker", "vertex")
 
 SHELLS = ("bash", "zsh", "tcsh", "fish")
@@ -38,57 +35,12 @@ CURRENT_SHELL = "the shell that started this process"
 STATIC_ADDRESS = "127.0.0.1"
 """Address of node 0 for static rendezvous when no flag gives one, as in torchrun."""
 
-FIRST_TORCHRUN = "2.13"
-"""The oldest torchrun version whose flags are all here."""
-
-
-class Flag(NamedTuple):
-    """One flag.
-
-    `value` is the name of its value in the help, empty for a switch. `const` is the value of a flag that is given
-    without one: such a flag takes a value only after `=`, because the next word may be the script; a request takes the
-    next word. `has_variable` gives the flag a default from the environment variable `variable_prefix` + DEST.
-    `extension` marks a flag that torchrun does not have: it never makes an abbreviation of torchrun's ambiguous. A
-    `request` prints something and starts no job. `files` makes the shell complete file names. `since` is the torchrun
-    version that introduced the flag: a flag that is newer than `FIRST_TORCHRUN` never makes an abbreviation ambiguous
-    that the first version accepts.
-    """
-
-    name: str
-    panel: str
-    help: str
-    value: str = ""
-    default: str | None = None
-    short: str | None = None
-    has_variable: bool = True
-    extension: bool = False
-    request: bool = False
-    choices: tuple[str, ...] = ()
-    files: Literal["", "directory"] = ""
-    const: str = ""
-    variable_prefix: str = "PET_"
-    since: str = FIRST_TORCHRUN
-
-    @property
-    def dest(self) -> str:
-        """The name with underscores: the key of its value and the end of its variable's name."""
-        return self.name.replace("-", "_")
-
-    @property
-    def variable(self) -> str | None:
-        """The environment variable that gives the default; None for a flag without one."""
-        return f"{self.variable_prefix}{self.dest.upper()}" if self.has_variable and not self.request else None
-
-    @property
-    def spellings(self) -> tuple[str, ...]:
-        """Every unabbreviated spelling; messages use the first."""
-        long = dict.fromkeys((f"--{self.name}", f"--{self.dest}"))
-        return (*long, self.short) if self.short else tuple(long)
-
+PANELS = (SIZE, RENDEZVOUS, WORKERS, FAILURES, "", OUTPUT, PROGRESS, DEVICES, OTHER)
+"""The panels of the help in their order; the empty one stands for those that features have of their own."""
 
 # A row has the name, the text, and what belongs to the value.
 # fmt: off
-TABLE: tuple[Flag, ...] = (
+CORE: tuple[Flag, ...] = (
     Flag("nnodes", SIZE,
         "Number of nodes. With a range the job may start with fewer than MAX, and nodes may join and leave.",
         "N|MIN:MAX", "1"),
@@ -103,14 +55,6 @@ TABLE: tuple[Flag, ...] = (
         "Number of nodes beyond MAX that wait as spares, ready to replace a lost node.",
         "K", "0", extension=True),
     Flag("node-unit", SIZE, "The number of nodes in a round is a multiple of N.", "N", "1", extension=True),
-    Flag("autoscale", SIZE,
-        "Measure the throughput at different sizes within --nnodes=MIN:MAX, and keep the size whose nodes pay for "
-        "themselves; [b]strong[/] if the script divides a fixed batch by the number of workers.",
-        "weak|strong", const="weak", extension=True, choices=SCALINGS),
-    Flag("scale-command", SIZE,
-        "For --autoscale: a command that gives the job another number of nodes, as in [b]kubectl scale job/j "
-        "--replicas={nodes}[/]. One node runs it, without a shell, when more nodes are wanted than are here, or fewer.",
-        "COMMAND", "", extension=True),
     Flag("auto-config", SIZE,
         "Take the number of nodes from NODE_NUM (or WORKER_NUM), count the workers as auto does, and turn on "
         "--network-check for 4 nodes or more; explicit flags take precedence.",
@@ -150,17 +94,9 @@ TABLE: tuple[Flag, ...] = (
         "METHOD", "spawn", choices=START_METHODS),
     Flag("preload", WORKERS,
         "Modules that forkserver imports in advance; may be repeated.",
-        "MODULE,...", extension=True),
+        "MODULE,...", extension=True, needs="start-method=forkserver|fork"),
     Flag("role", WORKERS, "Name of the workers in logs and in ROLE_NAME.", "NAME", "default"),
     Flag("max-restarts", FAILURES, "Number of times the workers may be restarted after a failure.", "N", "0"),
-    Flag("survivors", FAILURES,
-        "What the other workers do when one has failed: [b]restart[/] with it, or [b]keep[/] their processes and form "
-        "the next process group in place (torch 2.14, and a block of Survivor in the script).",
-        "restart|keep", "restart", extension=True, choices=SURVIVORS),
-    Flag("reconfigure-timeout", FAILURES,
-        "Time that a worker with --survivors=keep has to leave its last group, and that the next group has to form "
-        "[dim](30)[/]; a worker that takes longer is killed and replaced.",
-        "SECONDS", extension=True),
     Flag("shutdown-timeout", FAILURES,
         "Time from the stop signal to SIGKILL for a worker [dim](TORCH_ELASTIC_SHUTDOWN_TIMEOUT, else 30)[/].",
         "SECONDS"),
@@ -174,10 +110,6 @@ TABLE: tuple[Flag, ...] = (
         "The signal by which the scheduler announces the end of this node, and the time until then, as in "
         "[b]USR1@120[/]: the workers get it, have that time to save, and the node leaves the job.",
         "SIGNAL@SECONDS", "", extension=True),
-    Flag("checkpoint-memory", FAILURES,
-        "Limit of the memory of this node for checkpoints that scripts save with memory=True; 0 for none "
-        "[dim](else a quarter of the memory)[/].",
-        "SIZE", extension=True),
     Flag("monitor-interval", FAILURES,
         "No effect, as the kernel reports the end of a worker at once; accepted for torchrun compatibility.",
         "SECONDS", "0.1"),
@@ -186,39 +118,7 @@ TABLE: tuple[Flag, ...] = (
         "may succeed, for operators that retry only those; [b]torchrun[/] exits with 1 for every failure.",
         "SCHEME", "precise", extension=True, choices=EXIT_SCHEMES),
     Flag("compat-exit-codes", FAILURES, "The same as --exit-codes=torchrun.", extension=True),
-    Flag("network-check", NODE_CHECK,
-        "Before training, find nodes that are faulty or slow: [b]once[/] for each launcher, or [b]always[/], before "
-        "each round. A faulty node leaves with exit code 73.",
-        "once|always", const="once", extension=True, choices=CHECK_MODES),
-    Flag("comm-perf-test", NODE_CHECK,
-        "Check nodes, and show the bandwidth between each pair of nodes.",
-        extension=True),
-    Flag("precheck", NODE_CHECK,
-        "DLRover's newer flag for both: [b]1[/] is --network-check, [b]2[/] adds --comm-perf-test; [b]0[/] changes "
-        "neither.",
-        "0|1|2", "0", extension=True, choices=("0", "1", "2")),
-    Flag("exclude-straggler", NODE_CHECK,
-        "A slow node leaves too, with exit code 74, instead of a warning.",
-        extension=True),
-    Flag("straggler-threshold", NODE_CHECK,
-        "A node counts as slow if it is this many times slower than the others.",
-        "RATIO", "2", extension=True),
-    Flag("local-nodes", LOCAL_CLUSTER,
-        "Start this many nodes here and replace those that are lost. With a range, MIN nodes start at once and the "
-        "others join later. It is the default of --nnodes; nodes beyond that are spares.",
-        "N|MIN:MAX", extension=True),
-    Flag("node-restarts", LOCAL_CLUSTER, "Total number of nodes that may be replaced.", "K", "3", extension=True),
-    Flag("isolate-nodes", LOCAL_CLUSTER,
-        "Give each node its own network namespace and address, which can be cut (needs root and ip).",
-        extension=True),
-    Flag("node-join-after", LOCAL_CLUSTER,
-        "Time until the next of the later nodes joins, 0 with --autoscale; SIGUSR1 makes it join at once.",
-        "SECONDS", "30", extension=True),
     Flag("log-dir", OUTPUT, "Directory of the log files; /dev/null forbids any file.", "DIR", files="directory"),
-    Flag("journal", OUTPUT,
-        "Directory of the event log, JSON lines with what happened and when; /dev/null forbids it "
-        "[dim](else with the log files of --log-dir, or in ~/.local/state/dlrover-run)[/].",
-        "DIR", extension=True, files="directory"),
     Flag("redirects", OUTPUT,
         "Write output to files: 1 stdout, 2 stderr, 3 both; or for some local ranks, as in 0:3,1:2.",
         "STREAMS", "0", short="-r"),
@@ -236,21 +136,6 @@ TABLE: tuple[Flag, ...] = (
     Flag("event-log-handler", OUTPUT,
         "Where events are logged: [b]null[/] nowhere, [b]console[/] as JSON lines.",
         "NAME", "null", choices=EVENT_LOGS),
-    Flag("progress", PROGRESS,
-        "What counts the steps of a worker, beside the script's own reports: [b]auto[/] the sampler of "
-        "dlrover_run.training, [b]optimizer[/] torch's optimizer too.",
-        "SOURCE", "auto", extension=True, choices=PROGRESS_SOURCES),
-    Flag("progress-regex", PROGRESS,
-        "Count the steps that a worker prints: a regular expression whose first group is the number of the step, as in "
-        "'step (\\\\d+)'; without a group each line that matches is a step.",
-        "REGEX", "", extension=True),
-    Flag("stall-action", PROGRESS,
-        "When the workers of a node make no progress: nothing ([b]off[/]), [b]report[/] which rank they wait for, and "
-        "where, [b]dump[/] all stacks too, or [b]restart[/] the workers too, which costs one restart.",
-        "ACTION", "report", extension=True, choices=STALL_ACTIONS),
-    Flag("stall-timeout", PROGRESS,
-        "Time without progress that is a stall [dim](else three times the longest pause, at least 3 s)[/].",
-        "SECONDS", extension=True),
     Flag("virtual-local-rank", DEVICES, "Give every worker local rank 0 and only its own GPU."),
     Flag("numa-binding", DEVICES,
         "Bind each worker to the CPUs near its GPU: [b]node[/], [b]socket[/], [b]exclusive[/] or [b]core-complex[/].",
@@ -268,6 +153,20 @@ TABLE: tuple[Flag, ...] = (
         "SHELL", extension=True, request=True, const=CURRENT_SHELL, choices=SHELLS),
 )
 # fmt: on
+
+
+def arranged(core: Sequence[Flag], features: Iterable[Flag]) -> tuple[Flag, ...]:
+    """The rows in the order of the help: by panels, and in a panel a feature's flag behind the one that it names."""
+    table = list(core)
+    for flag in features:
+        panel = [index for index, other in enumerate(table) if other.panel == flag.panel]
+        named = [index for index in panel if table[index].name == flag.after]
+        table.insert([*(named or panel or [len(table) - 1])][-1] + 1, flag)
+    own = PANELS.index("")
+    return tuple(sorted(table, key=lambda flag: PANELS.index(flag.panel) if flag.panel in PANELS else own))
+
+
+TABLE = arranged(CORE, (flag for feature in FEATURES for flag in feature.flags))
 
 UNSUPPORTED_DLROVER_FLAGS = {
     "accelerator": "leave it out; accelerators are detected",

@@ -1,0 +1,43 @@
+"""What a feature brings to the command line: its flags, and what they make of a job."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from dlrover_run.command_line.flag import Flag
+from dlrover_run.coordination.rules import JobRules
+from dlrover_run.spec import FlagValue
+
+if TYPE_CHECKING:
+    from dlrover_run.command_line.rdzv_conf import RdzvConf
+    from dlrover_run.command_line.rendezvous_options import Rendezvous
+    from dlrover_run.command_line.sources import FlagValues
+
+
+class Draft(NamedTuple):
+    """What is known of a job when its features add their rules: its rendezvous, the values of `--rdzv-conf`, and the
+    number of nodes that was given. `warn` takes a sentence for the user."""
+
+    nodes: FlagValue
+    rendezvous: Rendezvous
+    conf: RdzvConf
+    warn: Callable[[str], None]
+
+
+class FeatureFlags(NamedTuple):
+    """One feature on the command line. `features/flags.py` has the list of them.
+
+    `rules` returns the rules of the job with the part of this feature, which all nodes have in common. `settings`
+    returns what this node alone does for the feature, a record that the agent reads by `JobSpec.settings_of`, or None.
+    Both are called for each launch, import what they need only for a job that has the feature, and raise SpecError.
+    `part` is the name of the feature's part of the rules, if several flags can turn the feature on.
+    """
+
+    name: str
+    flags: tuple[Flag, ...]
+    rules: Callable[[FlagValues, Draft, JobRules], JobRules] | None = None
+    settings: Callable[[FlagValues, Mapping[str, str]], msgspec.Struct | None] | None = None
+    part: str = ""

@@ -1,0 +1,91 @@
+"""The flags of a job that scales itself, the rules that they make, and the settings of a node."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from dlrover_run.command_line import lookup, values
+from dlrover_run.command_line.feature import Draft, FeatureFlags
+from dlrover_run.command_line.flag import SIZE, Flag
+from dlrover_run.coordination.parts import with_part
+from dlrover_run.coordination.rules import JobRules
+from dlrover_run.spec import SpecError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from dlrover_run.command_line.sources import FlagValues
+    from dlrover_run.features.autoscale.settings import AutoscaleSettings
+
+SCALINGS = ("weak", "strong")
+
+# fmt: off
+FLAGS = (
+    Flag("autoscale", SIZE,
+        "Measure the throughput at different sizes within --nnodes=MIN:MAX, and keep the size whose nodes pay for "
+        "themselves; [b]strong[/] if the script divides a fixed batch by the number of workers.",
+        "weak|strong", const="weak", extension=True, choices=SCALINGS, after="node-unit"),
+    Flag("scale-command", SIZE,
+        "For --autoscale: a command that gives the job another number of nodes, as in [b]kubectl scale job/j "
+        "--replicas={nodes}[/]. One node runs it, without a shell, when more nodes are wanted than are here, or fewer.",
+        "COMMAND", "", extension=True, after="autoscale"),
+)
+# fmt: on
+
+
+def add_rules(flags: FlagValues, job: Draft, rules: JobRules) -> JobRules:
+    """The rules with those of `--autoscale`, if it is given. Raises SpecError for a job that has one size only, or
+    whose nodes do not communicate."""
+    command = flags.explicit("scale_command")
+    given = flags.explicit("autoscale")
+    if given is None:
+        if command is not None:
+            raise SpecError(f"{command.source} is for a job that scales itself: give --autoscale too, or leave it out.")
+        return rules
+    kind = flags.choice("autoscale")
+    if rules.min_size == rules.max_size:
+        unit = f" with --node-unit {rules.node_unit}" if rules.node_unit > 1 else ""
+        raise SpecError(
+            f"{given.source} chooses between several numbers of nodes, and {job.nodes.source} {job.nodes.text}{unit} "
+            "allows one only: give --nnodes=MIN:MAX."
+        )
+    if not job.rendezvous.coordinated:
+        raise SpecError(
+            f"{given.source} needs nodes that communicate: give --rdzv-backend=c10d or etcd with --rdzv-endpoint."
+        )
+    from dlrover_run.features.autoscale.rules import STRONG, WEAK, AutoscaleRules
+
+    scaling = STRONG if kind == "strong" else WEAK
+    part = replace(AutoscaleRules(), scaling=scaling, command=int(command is not None), **job.conf.autoscale)
+    if problem := part.problem():
+        raise SpecError(f"{given.source} is not possible: {problem}.")
+    return replace(rules, parts=with_part(rules.parts, part))
+
+
+def settings(flags: FlagValues, environ: Mapping[str, str]) -> AutoscaleSettings | None:
+    """What this node does: the words of `--scale-command`. Raises SpecError for one that cannot be run here."""
+    given = flags.explicit("scale_command")
+    if given is None:
+        return None
+    if local := flags.explicit("local_nodes"):
+        raise SpecError(
+            f"{given.source} starts nodes elsewhere, and {local.source} starts all nodes here: leave one out."
+        )
+    # Imported only here: other launches do not wait for them.
+    import shlex
+
+    from dlrover_run.features.autoscale.settings import AutoscaleSettings
+
+    try:
+        words = tuple(shlex.split(given.text))
+    except ValueError as error:
+        raise values.invalid(*given, f"cannot be split into words ({error})", "close each quotation mark") from None
+    if not words:
+        raise SpecError(f"{given.source} names no program: give a command such as 'resize-job {{nodes}}'.")
+    lookup.check_program(words[0], environ, f"program of {given.source}")
+    return AutoscaleSettings(words)
+
+
+FEATURE = FeatureFlags("autoscale", FLAGS, add_rules, settings)
