@@ -20,12 +20,11 @@ if TYPE_CHECKING:
     from dlrover_run.features.node_check.decision.model import NodeHealth
 
 
-UNUSED_NODE = (
-    "warning: this launcher has run no worker: the job had all of its nodes (--nnodes), and no spare was asked for "
-    "(--spares is 0); it has succeeded without this node"
-)
-"""What a node says that only waited in a job that has succeeded. Its exit code is 0 all the same: a scheduler that
-starts one node too many, or a replacement too late, must not take the job for failed."""
+def describe_unused(noun: str, why: str) -> str:
+    """What a node says that only waited in a job that has succeeded, without having been asked for as a spare: it has
+    run no `noun`, and `why` is a clause. Its exit code is 0 all the same: a scheduler that starts one node too many,
+    or a replacement too late, must not take the job for failed."""
+    return f"warning: this launcher has run no {noun}: {why}; it has succeeded without this node"
 
 
 class JobResult(msgspec.Struct, frozen=True):

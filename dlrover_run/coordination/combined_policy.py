@@ -8,7 +8,7 @@ from typing import Any, TypeVar, cast
 from dlrover_run.coordination.decision import MAX_STEPS, Deadline, Decision, Unsettled
 from dlrover_run.coordination.membership import Members, MemberState
 from dlrover_run.coordination.model import OVER, Member, NodeKey, NodeReport, Plan, RankAssignment, Waiting
-from dlrover_run.coordination.parts import AssignmentPart, RequestPart, combine
+from dlrover_run.coordination.parts import AssignmentPart, ReportPart, RequestPart, combine
 from dlrover_run.coordination.policy import Accepted, Policy
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.words.reasons import Reason, Reasons, chain
@@ -110,6 +110,9 @@ class CombinedPolicy(Policy):
                 return Decision(plan, (*others.deadlines, *whole.deadlines), tuple(lines))
             plan = whole.plan
         raise Unsettled
+
+    def is_full(self, plan: Plan, offers: Sequence[ReportPart] = ()) -> bool | None:
+        return None if self._alone is None else self._alone.is_full(plan, offers)
 
     def eligible(self, plan: Plan, members: Members) -> list[MemberState]:
         found, *others = (one.eligible(plan, members) for one in self._policies)

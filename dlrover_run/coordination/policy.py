@@ -21,7 +21,8 @@ way. It asks them in the order of `features.registry.POLICIES`. Where they disag
 - A node receives the parts of all policies. One of them is enough to dismiss it.
 - Of the sizes that policies want the smallest counts. One that an operator has fixed takes precedence.
 - At most one policy decides alone (`has_rounds` is False). The others are refreshed and stepped before it until nothing
-  changes, and act on it through their parts of the plan: it reads them, and they are not asked about rounds.
+  changes, and act on it through their parts of the plan: it reads them, and they are not asked about rounds. It also
+  says whether the job has all of its tasks (`is_full`).
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from typing import NamedTuple
 from dlrover_run.coordination.decision import Deadline, Decision
 from dlrover_run.coordination.membership import Members, MemberState
 from dlrover_run.coordination.model import Member, NodeKey, NodeReport, Plan, RankAssignment, Waiting
-from dlrover_run.coordination.parts import AssignmentPart, RequestPart
+from dlrover_run.coordination.parts import AssignmentPart, ReportPart, RequestPart
 from dlrover_run.coordination.recovery import recover_plan
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.words.reasons import Reason, Reasons
@@ -65,6 +66,11 @@ class Policy:
 
     def decide(self, plan: Plan, members: Members, now: float) -> Decision | None:
         """The whole decision, for a job without rounds; None where the core decides."""
+        return None
+
+    def is_full(self, plan: Plan, offers: Sequence[ReportPart] = ()) -> bool | None:
+        """Whether a job without rounds has all of its tasks, so that a node which comes with these `offers` would wait
+        as a spare; None where the core decides."""
         return None
 
     def refresh(self, plan: Plan, members: Members, now: float) -> Decision:

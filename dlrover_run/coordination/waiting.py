@@ -75,7 +75,7 @@ def _spare(policy: Policy, plan: Plan, alive: list[MemberState], deadlines: Sequ
         return Waiting((train, Code.NODES_PREPARE(number=preparing)))
     spares = len(others)
     is_resized = plan.desired is not None or plan.wanted_nodes  # Then --nnodes counts this node too.
-    if not rules.spares and not is_resized and is_full(rules, plan):
+    if not rules.spares and not is_resized and is_full(policy, rules, plan):
         return Waiting((train, Code.NOT_REQUESTED()))
     spare = Code.SPARE_OF(number=spares, wanted=rules.spares) if rules.spares else Code.SPARE(number=spares)
     return Waiting((train, spare))

@@ -16,7 +16,7 @@ from dlrover_run.agent.features import Features
 from dlrover_run.agent.framework import AgentServices, FrameworkAdapter
 from dlrover_run.agent.node_state import build_report, leave_report
 from dlrover_run.agent.reconcile import Action, DesiredTask, Start, Stop, StopMode, TaskState
-from dlrover_run.agent.result import UNUSED_NODE, JobResult, TaskResults, worker_results
+from dlrover_run.agent.result import JobResult, TaskResults, describe_unused, worker_results
 from dlrover_run.coordination.activity import MemoryUse
 from dlrover_run.coordination.model import OVER, Assignment, NodeReport, PlanPhase, RankAssignment, RoundKey
 from dlrover_run.devices import holders
@@ -259,7 +259,8 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
         results = worker_results(assignment, self._node_state.ranks, ends, succeeded, returned)
         is_unused = self._round is None and self._node_state.ranks is None
         if is_unused and assignment.phase is PlanPhase.FINISHED and not self._spec.rules.spares:
-            return msgspec.structs.replace(results, warning=UNUSED_NODE)
+            why = "the job had all of its nodes (--nnodes), and no spare was asked for (--spares is 0)"
+            return msgspec.structs.replace(results, warning=describe_unused("worker", why))
         return results
 
     async def close(self, assignment: Assignment, result: JobResult) -> None:

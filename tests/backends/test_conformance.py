@@ -413,6 +413,17 @@ def a_node_of_another_program_is_no_spare(backend: Backend) -> None:
     assert same.rendezvous.problem is None
 
 
+def a_node_of_another_program_is_no_spare_where_servers_run(backend: Backend) -> None:
+    a_node_gets_the_tasks_for_which_it_has_room(backend)
+    other = backend.node("b", part=NodeTasks(capacity=ROOM), program="other.py")
+    other.report(phase=NodePhase.WAITING)
+    assert "and this node would run other.py; give that an --rdzv-id" in problem_of(backend, other)
+    evaluator = backend.node("c", part=NodeTasks(capacity=(Capacity(Role.EVALUATOR, 1),)), program="eval.py")
+    evaluator.report(phase=NodePhase.WAITING)
+    backend.until(lambda: (order := order_of(evaluator.assignment)) and order.tasks)
+    assert evaluator.rendezvous.problem is None
+
+
 def a_node_of_another_program_takes_part_where_it_is_needed(backend: Backend) -> None:
     a = backend.node("a")
     train(backend, a)
@@ -449,6 +460,7 @@ FACTS_OF_SEVERAL: dict[Fact, JobRules] = {
     a_failure_reaches_all_nodes: rules(2, 2, last_call_timeout=1.0, lost_after=1.0, max_restarts=0),
     too_few_nodes_wait_and_then_give_up: TOO_FEW,
     a_node_finds_the_coordinator_again: TWO,
+    a_node_of_another_program_is_no_spare_where_servers_run: servers(),
     a_node_that_trains_is_refused_where_servers_run: servers(),
     a_node_with_servers_is_refused_where_nodes_train: TWO,
 }

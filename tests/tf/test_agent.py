@@ -249,6 +249,30 @@ def test_a_terminated_single_node_ends_its_servers_last_and_reports_no_shortage(
     assert job.ended(143).endswith("tf-ps-run: SIGTERM received: the tasks have 30 s to end\n")
 
 
+def test_a_node_without_a_task_says_so_at_its_end_and_one_of_another_script_is_refused(
+    start: StartJob, tmp_path: Path
+) -> None:
+    flags = (*at_master(quiet_port()), "--ps=1", "--workers=0", "--rdzv-conf=last_call_timeout=0.1")
+    chief, server = (start(*flags, f"--role={role}") for role in ("chief", "ps"))
+    for name in ("ps-0", "chief-0"):
+        chief.up(name)
+    chief.train()
+    chief.ordered("chief-0", open=True)
+    spare = start(*flags, "--role=ps")
+    assert spare.process.stdout is not None
+    while "1 parameter server and a chief train; this node waits as a spare" not in (
+        line := spare.process.stdout.readline()
+    ):
+        assert line, "the spare has ended"
+    (script := tmp_path / "other.py").touch()
+    other = start(*flags, "--role=ps", script=script).ended(72)
+    assert "runs pretend.py and has all of its nodes, and this node would run other.py; give that an --rdzv-id" in other
+    unused = "warning: this launcher has run no task: other nodes had all tasks of the job"
+    assert unused not in chief.finish("chief-0")
+    assert unused not in server.ended(0)
+    assert unused in spare.ended(0)
+
+
 @pytest.mark.parametrize("victim", ["watchdog", *only_long("agent")])
 def test_nothing_is_left_after_the_death_of_the_launcher(start: StartJob, victim: str) -> None:
     job = start("--ps=1", "--workers=1")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from dlrover_run.agent.result import TaskResults
+from dlrover_run.agent.result import TaskResults, describe_unused
 from dlrover_run.coordination.model import Assignment, Failure, PlanPhase
 from dlrover_run.failures.worker_exit import WorkerExit
 from dlrover_run.words.reasons import Reasons, new_reasons, render, sentences
@@ -24,7 +24,7 @@ def task_results(assignment: Assignment, ends: tuple[tuple[TaskEnd, WorkerExit],
         owns_failure=root is not None,
         failed_here=failure is not None and failure.host == host,
         why_over=_why_over(assignment, root) if assignment.phase is PlanPhase.FAILED else "",
-        warning=_warning(assignment),
+        warning=_warning(assignment, is_unused=not ends),
         speaks_for_job=any(task.name.startswith(f"{Role.CHIEF.value}-") for _, task in ends),
     )
 
@@ -49,11 +49,14 @@ def _why_over(wanted: Assignment, root: WorkerExit | None) -> str:
     return render([one for last in sentences(wanted.reasons)[-1:] for one in last if one.code not in shown_already])
 
 
-def _warning(wanted: Assignment) -> str | None:
+def _warning(wanted: Assignment, is_unused: bool) -> str | None:
     if wanted.phase is not PlanPhase.FINISHED:
         return None
     failed = [render((reason,)) for reason in wanted.reasons if reason.code == ClusterCode.PURPOSE_FAILED.code]
-    return f"warning: {'; '.join(failed)}" if failed else None
+    if failed:
+        return f"warning: {'; '.join(failed)}"
+    why = "other nodes had all tasks of the job, and this one waited as a spare"
+    return describe_unused("task", why) if is_unused else None
 
 
 class EventPrinter:

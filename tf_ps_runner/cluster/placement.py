@@ -27,7 +27,15 @@ def desired_ranks(limits: ClusterRules, cluster: Cluster, role: Role) -> list[in
     """The ranks that tasks of the role shall have if capacity allows; those that have succeeded are not needed
     again."""
     least, most = replica_bounds(limits, cluster, role)
-    number = clamp(cluster.wanted(role, least), least, most)
+    return _unfinished(cluster, role, clamp(cluster.wanted(role, least), least, most))
+
+
+def most_ranks(limits: ClusterRules, cluster: Cluster, role: Role) -> list[int]:
+    """The ranks that tasks of the role may have at most; those that have succeeded are not needed again."""
+    return _unfinished(cluster, role, replica_bounds(limits, cluster, role)[1])
+
+
+def _unfinished(cluster: Cluster, role: Role, number: int) -> list[int]:
     state = cluster.role_state(role)
     return [] if state.given_up else [rank for rank in range(number) if rank not in state.succeeded]
 

@@ -16,7 +16,7 @@ import msgspec
 from dlrover_run.coordination.decision import Deadline, DeadlineReason, Decision, deadline_if, update_plan
 from dlrover_run.coordination.membership import Members
 from dlrover_run.coordination.model import OVER, NodeKey, NodeReport, Plan, PlanPhase, RankAssignment, Waiting
-from dlrover_run.coordination.parts import RequestPart
+from dlrover_run.coordination.parts import ReportPart, RequestPart
 from dlrover_run.coordination.policy import Accepted, Policy
 from dlrover_run.features.autoscale.rules import AutoscaleRules
 from dlrover_run.words.reasons import new_reasons, render
@@ -33,8 +33,10 @@ from tf_ps_runner.cluster.failures import (
 )
 from tf_ps_runner.cluster.model import Cluster, PlannedTask, Role, ScaleRequest, Stage
 from tf_ps_runner.cluster.orders import NodeOrder
+from tf_ps_runner.cluster.placement import most_ranks
 from tf_ps_runner.cluster.reports import NodeTasks
 from tf_ps_runner.cluster.reshape import LEAVING_STAGES, conclude, reshape
+from tf_ps_runner.cluster.rules import ROLES, ClusterRules
 from tf_ps_runner.cluster.scaling import bound_servers, scale
 from tf_ps_runner.cluster.text import ClusterCode
 from tf_ps_runner.cluster.versions import (
@@ -45,7 +47,7 @@ from tf_ps_runner.cluster.versions import (
     note_ports,
     open_gate,
 )
-from tf_ps_runner.cluster.view import ClusterView, host_of
+from tf_ps_runner.cluster.view import ClusterView, host_of, tasks_of
 
 MAX_STEPS = 500
 """Steps of one decision: each handles something that happened to one task, and looks at all tasks. What is left after
@@ -96,6 +98,17 @@ class ParameterServerPolicy(Policy):
                 passed.append(render(new_reasons(before.reasons, plan.reasons)))
             plan = following
         return Decision(plan, (Deadline(now, DeadlineReason.POLICY),), tuple(passed))
+
+    def is_full(self, plan: Plan, offers: Sequence[ReportPart] = ()) -> bool:
+        """Whether each role has as many tasks as the job may have. A node with these `offers` may have room for a role
+        that only a node asks for, such as an evaluator."""
+        limits, cluster = ClusterRules.get(self.rules.parts), Cluster.get(plan.parts)
+        offered = {slot.role for slot in NodeTasks.get(offers).capacity if slot.slots}
+        return all(
+            len(tasks_of(cluster, role)) >= len(most_ranks(limits, cluster, role))
+            and (role not in offered or limits.replicas(role)[1] > 0)
+            for role in ROLES
+        )
 
     def waiting(self, plan: Plan, members: Members, seconds: float | None, now: float) -> Waiting:
         """What a node without tasks waits for: which nodes are here, for what there are too few slots, and for how

@@ -180,7 +180,8 @@ def messages_by_bucket(
         return math.inf if view.ranks is None else view.ranks.node_rank, node_id, incarnation
 
     rules = encode_rules(coordinator.rules)
-    program, full = job_program(plan, coordinator.members), is_full(coordinator.rules, plan)
+    program = job_program(plan, coordinator.members)
+    full = is_full(coordinator.policy, coordinator.rules, plan)
     common = msgspec.structs.replace(common_assignment(plan), parts=shared)
     return {
         bucket: BucketMessage(
