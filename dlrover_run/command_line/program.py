@@ -66,8 +66,11 @@ class Program:
         return tuple(map(tuple, groups))
 
 
+_COMMAND_MODULES = {"why": "event_commands", "events": "event_commands", "logs": "logs_command"}
+"""The modules of `features.operate` that have a subcommand, where it is not `commands`."""
+
 OPERATOR_COMMANDS = {
-    name: Subcommand(f"dlrover_run.features.operate.commands:{name}", summary)
+    name: Subcommand(f"dlrover_run.features.operate.{_COMMAND_MODULES.get(name, 'commands')}:{name}", summary)
     for name, summary in (
         ("jobs", "List the jobs on this machine: yours, and for root those of all users."),
         ("status", "Show the state of a running job and of each of its nodes."),

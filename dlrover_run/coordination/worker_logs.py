@@ -38,12 +38,14 @@ class LogCursor(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_l
 
 class LogRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """A question for output. Without a cursor of a stream its last `lines` are meant, 0 for all that is kept; with
-    `wait` the answer comes when there is something new, or after these seconds. `worker` is one rank or task."""
+    `wait` the answer comes when there is something new, or after these seconds. `worker` is one rank or task.
+    With `previous` the output is that of the worker that ran in its place before the last restart."""
 
     worker: Name = ""
     lines: Count = 0
     wait: Annotated[float, Meta(ge=0, le=MAX_WAIT)] = 0.0
     after: Annotated[tuple[LogCursor, ...], Meta(max_length=MAX_CURSORS)] = ()
+    previous: bool = False
 
 
 class LogPiece(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -87,6 +88,15 @@ def next_free_attempt(run_dir: str | None, number: int) -> int:
     while run_dir is not None and os.path.lexists(_attempt_directory(run_dir, number)):
         number += 1
     return number
+
+
+def earlier_log(path: str) -> str | None:
+    """The log file of the same worker in the last attempt before that of `path` which has one."""
+    found = re.fullmatch(r"(.*/attempt_)(\d+)(/\d+/[^/]+)", path)
+    if found is None:
+        return None
+    earlier = (f"{found[1]}{number}{found[3]}" for number in reversed(range(int(found[2]))))
+    return next(filter(os.path.exists, earlier), None)
 
 
 def _attempt_directory(run_dir: str, number: int) -> str:

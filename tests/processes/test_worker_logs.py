@@ -100,6 +100,28 @@ def test_a_truncated_file_is_read_from_its_begin(tmp_path: Path) -> None:
     assert piece.data == b"new\n"
 
 
+def test_the_file_of_a_worker_that_has_ended_is_read_to_its_end_and_found_again(tmp_path: Path) -> None:
+    """Its rest takes more than one answer, and a reader that comes later asks for it by itself."""
+    paths = [tmp_path / f"attempt_{number}" / "0" / "stderr.log" for number in (0, 2)]
+    for path in paths:
+        path.parent.mkdir(parents=True)
+        path.touch()
+    now = paths[0]
+    logs = WorkerLogs(lambda: [WorkerOutput(0, "err", path=str(now))], lambda key: [])
+    (piece,) = asyncio.run(logs.read(LogRequest(wait=0.01)))
+    text = "".join(f"line {number:06}\n" for number in range(10_000))
+    paths[0].write_text(text)
+    now = paths[1]
+    paths[1].write_text("next\n")
+    found, cursor = b"", piece.cursor
+    while pieces := asyncio.run(logs.read(LogRequest(wait=0.01, after=(cursor,)))):
+        found, cursor = found + pieces[0].data, pieces[0].cursor
+    assert found.decode() == text + "next\n"
+    new = WorkerLogs(lambda: [WorkerOutput(0, "err", path=str(now))], lambda key: [])
+    (piece,) = asyncio.run(new.read(LogRequest(lines=1, previous=True)))
+    assert piece.data == b"line 009999\n"
+
+
 def test_only_the_worker_that_was_asked_for_answers(node: Node) -> None:
     node.write("x\n")
     assert node.ask(LogRequest(worker="4")) == ()

@@ -17,7 +17,7 @@ from dlrover_run.agent.host import host_name
 from dlrover_run.command_line import values
 from dlrover_run.command_line.application import flag_option, with_parameters
 from dlrover_run.command_line.entry_point import report
-from dlrover_run.command_line.flag import OTHER
+from dlrover_run.command_line.flag import OTHER, OUTPUT
 from dlrover_run.command_line.flags import BY_DEST
 from dlrover_run.command_line.parse import CommandLine
 from dlrover_run.command_line.program import Program
@@ -71,6 +71,12 @@ _Timeout = Annotated[
     str, typer.Option(metavar="SECONDS", help="Time until the job must have answered.", rich_help_panel=OTHER)
 ]
 
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.", rich_help_panel=OUTPUT)]
+"""The flag of the subcommands that can print JSON."""
+
+MAX_DIGITS = 15
+"""Digits of the largest rank that can be asked for."""
+
 Answer = TypeVar("Answer")
 
 
@@ -98,6 +104,13 @@ class Asker:
             raise UsageError(f"Give the job once: {word!r}, or --rdzv-id={self._given['rdzv_id']}.")
         self._given["rdzv_id"] = word
         self.flags = self._flags()
+
+    def command(self, *words: str, **flags: str) -> str:
+        """Another command for the same job, as a user types it; flags without a value are left out."""
+        given = {**flags, **{dest: text or "" for dest, text in self._given.items()}}
+        word = given.pop("rdzv_id", "")
+        named = (f"--{dest.replace('_', '-')}={text}" for dest, text in given.items() if text)
+        return shlex.join((self.program.name, *words, *named, *((word,) if word else ())))
 
     async def find(self) -> FoundJob:
         """The job. Raises SpecError and AskFailed, which names a job that has ended."""

@@ -1,77 +1,56 @@
-"""The subcommands for operators: `jobs`, `status`, `top`, `logs`, `why`, `events`, `stacks`, `drain` and `stop`.
+"""The subcommands for a running job: `jobs`, `status`, `top`, `stacks`, `drain` and `stop`.
 
-Each finds its job (`find`), asks it once or reads its event logs, and prints plain lines. Their exit codes are for
-scripts.
+Each finds its job (`find`), asks it, and prints plain lines. Their exit codes are for scripts.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
-import re
-import signal
 import sys
 from collections.abc import Awaitable, Callable
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
-from msgspec.structs import replace
 
 from dlrover_run import exit_codes
 from dlrover_run.command_line import values
 from dlrover_run.command_line.entry_point import report
-from dlrover_run.command_line.flag import OUTPUT
 from dlrover_run.console.text import RED, colored, format_duration, sanitize, use_color
 from dlrover_run.coordination.requests import Action, OperatorRequest, StackQuery
 from dlrover_run.coordination.status import JobState, JobStatus, NodeCondition, with_memory
-from dlrover_run.coordination.worker_logs import LogRequest
-from dlrover_run.features.operate.asker import FLAGS, REFUSED, Asker, NoAnswer, operator_command, requester
-from dlrover_run.features.operate.completion import complete_job, complete_node
+from dlrover_run.features.operate.asker import (
+    FLAGS,
+    MAX_DIGITS,
+    REFUSED,
+    Asker,
+    Json,
+    NoAnswer,
+    operator_command,
+    requester,
+)
+from dlrover_run.features.operate.completion import complete_node
 from dlrover_run.features.operate.drain import drain_problem, named
 from dlrover_run.features.operate.find import FoundJob, survey_here
 from dlrover_run.features.operate.job_table import job_rows, render_jobs, terminal_width
 from dlrover_run.features.operate.survey import group
-from dlrover_run.features.operate.text import Line, StatusLines, render_stacks, status_lines, table
+from dlrover_run.features.operate.text import Line, StatusLines, render_stacks, status_lines
 from dlrover_run.rendezvous.client import AskFailed
-from dlrover_run.spec import SpecError, UsageError
-from dlrover_run.words.reasons import Reasons, sentence
 from dlrover_run.words.text import counted
 
 if TYPE_CHECKING:
-    from dlrover_run.features.inspect.reader import AgentLog
     from dlrover_run.features.operate.protocol import JobEnding
 
 WAITING, FAILED = 1, 2
 """Exit codes of `status`: the job waits, and it has failed. 0: it trains, or has succeeded."""
-
-MAX_DIGITS = 15
-"""Digits of the largest rank that can be asked for."""
-
-DEFAULT_LINES = 10
-"""Lines of each stream that are printed if no worker is named."""
-
-MAX_LINES = 1_000_000
-"""More lines than a node keeps."""
 
 WAIT_INTERVAL = 1.0
 """Seconds between two looks at a job while `--wait` waits, or `top` shows it."""
 
 _STATES = {JobState.WAITING: WAITING, JobState.FAILED: FAILED}
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.", rich_help_panel=OUTPUT)]
 Wait = Annotated[bool, typer.Option("--wait", help="Return when it is done.")]
-Logs = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="JOB|DIR",
-        help="Id or pid of a job here, also of one that has ended; or a directory with event logs.",
-        show_default=False,
-        autocompletion=complete_job,
-    ),
-]
 
 
 @operator_command(*FLAGS)
@@ -204,117 +183,6 @@ async def _print_changes(look: Callable[[], Awaitable[StatusLines | None]], foun
         await asyncio.sleep(WAIT_INTERVAL)
 
 
-@operator_command("rdzv_id")
-async def why(
-    asker: Asker,
-    logs: Logs = None,
-    last_restart: Annotated[bool, typer.Option("--last-restart", help="Why were the workers restarted?")] = False,
-    slow: Annotated[bool, typer.Option("--slow", help="Where does the time go?")] = False,
-    start: Annotated[bool, typer.Option("--start", help="Why did the start take so long?")] = False,
-    as_json: Json = False,
-) -> int:
-    """Say why a job is in its state: why it waits, failed, was restarted, is slow, or was slow to start.
-
-    The answer is from its event logs, also after its end: without a directory, of the last job here.
-
-    Of a job that is over: [b]dlrover-run why --last-restart logs/latest[/]
-    """
-    from dlrover_run.features.inspect.answers import WhyAnswer
-    from dlrover_run.features.inspect.why import Question, explain
-
-    if last_restart + slow + start > 1:
-        raise UsageError("Give one of --last-restart, --slow and --start.")
-    chosen = {Question.LAST_RESTART: last_restart, Question.SLOW: slow, Question.START: start}
-    question = next((question for question, given in chosen.items() if given), Question.NOW)
-    found, job = await asker.read_logs(logs)
-    if job is not None and not found:
-        if question is not Question.NOW:
-            raise _no_logs()
-        answer = WhyAnswer((_reasons(await asker.ask(job)),))
-        report(asker.name, f"{_no_logs()}.")
-    else:
-        answer = explain(found, question, None if job is None else datetime.now(UTC))
-    print(msgspec.json.encode(answer.lines).decode() if as_json else sanitize(answer.text), flush=True)
-    return exit_codes.SUCCESS
-
-
-def _reasons(status: JobStatus) -> Reasons:
-    """Why a job is in its state, as far as its status shows."""
-    known = sentence(status.waiting) if status.waiting and status.state is JobState.WAITING else status.reasons
-    return known or sentence(f"the job is {status.state}")
-
-
-def _no_logs() -> AskFailed:
-    return AskFailed(
-        "the job keeps no event log that this machine can read (--log-dir or --journal keeps one)", no_job=True
-    )
-
-
-@operator_command("rdzv_id", refused=REFUSED)
-async def events(
-    asker: Asker,
-    logs: Logs = None,
-    since: Annotated[
-        str | None,
-        typer.Option(metavar="TIME", help="Events from then on: an age (10m), a time (04:12) or a date with a time."),
-    ] = None,
-    by_node: Annotated[bool, typer.Option("--by-node", help="Count the failures of each node.")] = False,
-    otlp: Annotated[
-        str | None,
-        typer.Option(metavar="URL", help="Send them to a collector of OpenTelemetry instead, by OTLP over HTTP."),
-    ] = None,
-    as_json: Json = False,
-) -> int:
-    """List what happened in a job, from its event logs, also after its end.
-
-    Of a job that is over: [b]dlrover-run events --since=04:00 logs/latest[/]
-    """
-    from dlrover_run.features.inspect.text import describe, short_name
-    from dlrover_run.features.operate.logs import entries_since, failures_by_node, parse_since
-
-    if otlp is not None and (by_node or as_json):
-        raise UsageError("Give --otlp without --by-node and --json.")
-    after = None if since is None else parse_since(since, datetime.now(UTC))
-    found, _ = await asker.read_logs(logs)
-    if not found:
-        raise _no_logs()
-    if otlp is not None:
-        return _export(asker, otlp, found, after)
-    if by_node:
-        counts = failures_by_node(found, after)
-        if as_json:
-            keys = ("host", "agents", "failures", "last_failure")
-            print(msgspec.json.encode([dict(zip(keys, count, strict=True)) for count in counts]).decode(), flush=True)
-        else:
-            rows = [tuple(map(str, count)) for count in counts]
-            print(sanitize("\n".join(table(("HOST", "AGENTS", "FAILURES", "LAST FAILURE"), rows))), flush=True)
-        return exit_codes.SUCCESS
-    rows = []
-    for entry in entries_since(found, after):
-        if as_json:
-            data = {"host": entry.opened.host, "node_id": entry.opened.node_id, **msgspec.to_builtins(entry.event)}
-            print(msgspec.json.encode(data).decode())
-        else:
-            time = entry.event.time.astimezone().strftime("%Y-%m-%d %H:%M:%S")
-            rows.append((time, entry.opened.host, short_name(entry.event), describe(entry.event).replace("\n", " ")))
-    if rows:
-        print(sanitize("\n".join(table(("TIME", "HOST", "EVENT", ""), rows))))
-    sys.stdout.flush()
-    return exit_codes.SUCCESS
-
-
-def _export(asker: Asker, url: str, logs: list[AgentLog], since: datetime | None) -> int:
-    """Send events to a collector. Raises SpecError and AskFailed."""
-    try:
-        from dlrover_run.features.operate.web.otlp import parse_endpoint, send
-    except ModuleNotFoundError as missing:
-        raise SpecError(f"--otlp needs OpenTelemetry ({missing}): pip install 'dlrover-run[otel]'.") from None
-    endpoint = parse_endpoint(url)
-    spans, records = send(endpoint, logs, since, asker.timeout)
-    print(f"{asker.name}: sent {counted(spans, 'span')} and {counted(records, 'log record')} to {endpoint}", flush=True)
-    return exit_codes.SUCCESS
-
-
 @operator_command(*FLAGS, refused=REFUSED, timeout="20")
 async def stacks(
     asker: Asker,
@@ -337,67 +205,6 @@ async def stacks(
     found = await asker.stacks(await asker.find(), query)
     print(msgspec.json.encode(found).decode() if as_json else render_stacks(found), flush=True)
     return exit_codes.SUCCESS if found.stacks or not (found.missing or found.silent) else REFUSED
-
-
-@operator_command(*FLAGS, refused=REFUSED, timeout="20")
-async def logs(
-    asker: Asker,
-    rank: Annotated[
-        str | None,
-        typer.Option("--rank", metavar="R", help="Only this worker: its rank, or a task."),
-    ] = None,
-    node: Annotated[
-        str | None,
-        typer.Option("--node", metavar="N", help="Only this node: rank, host or id."),
-    ] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Print what is written from now on, too.")] = False,
-    tail: Annotated[
-        str | None,
-        typer.Option(
-            "--tail", metavar="N", help="Lines of each stream, 0 for all. By default all of one worker, else 10."
-        ),
-    ] = None,
-) -> int:
-    """Print the latest output of the workers of a job, from any of its nodes.
-
-    What goes to log files is read from them. Else each node keeps the last 32 KiB of each stream, also of a worker that
-    has ended. With [b]-f[/] it ends when the job does.
-
-    The output of one worker: [b]dlrover-run logs -f --rank=3[/]
-    """
-    from dlrover_run.features.operate.output import FOLLOW_WAIT, OutputPrinter, workers_of
-    from dlrover_run.features.operate.output import follow as follow_output
-
-    if rank is not None and (len(rank) > 64 or not (rank.isdecimal() or re.fullmatch(r"[a-z]+-\d+", rank))):
-        raise values.invalid("--rank", rank, "is no rank", "give a number such as 7")
-    default = 0 if rank is not None else DEFAULT_LINES
-    lines = default if tail is None else min(MAX_LINES, values.integer("--tail", tail, 0))
-    number = int(rank) if rank is not None and rank.isdecimal() and len(rank) <= MAX_DIGITS else None
-    worker = (rank or "") if number is None else str(number)
-    request = LogRequest(worker, lines)
-    query = StackQuery(number, node or "", request)
-    job = await asker.find()
-    found = await asker.stacks(job, query)
-    if not follow and not any(piece.data for piece in found.logs):
-        silent = ", ".join(each.host for each in found.silent[:3])
-        why = f"no answer from {silent}" if silent else "none was written to a file or through the launcher's console"
-        raise AskFailed(f"there is no output of {f'rank {rank}' if rank else 'any worker'}: {why}")
-    reading = asyncio.current_task()
-    if follow and reading is not None:
-        # The default action of the signal would end in the middle of a line.
-        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, reading.cancel)
-    printer = OutputPrinter(sys.stdout.write, several=len(workers_of(found)) > 1)
-    printer.show(found.logs)
-    sys.stdout.flush()
-    if found.logs_omitted:
-        report(asker.name, f"{counted(found.logs_omitted, 'stream')} had no room: give --rank, --node or --tail")
-    for each in found.silent:
-        report(asker.name, f"node {each.host if each.node is None else each.node} has not answered")
-    if follow:
-        further = replace(query, logs=replace(request, wait=FOLLOW_WAIT))
-        with contextlib.suppress(asyncio.CancelledError):
-            report(asker.name, await follow_output(lambda query: asker.stacks(job, query), further, found, printer))
-    return exit_codes.SUCCESS
 
 
 @operator_command(*FLAGS, refused=REFUSED)

@@ -1,7 +1,7 @@
 """The answer of this node to a question for the output of its workers. Imported with the first one.
 
 What goes to a file is read from it. Of what goes to the console the relay keeps the end in a ring, also of a worker
-that has ended, until another one takes its place.
+that has ended, until the one that takes its place has ended too.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from dlrover_run.coordination.bounds import MAX_TOTAL
 from dlrover_run.coordination.worker_logs import MAX_NODE_BYTES, LogCursor, LogPiece, LogRequest
 from dlrover_run.output import ring
+from dlrover_run.output.streams import earlier_log
 
 if TYPE_CHECKING:
     from dlrover_run.workers.specs import WorkerSpecs
@@ -98,8 +99,11 @@ class WorkerLogs:
 
     def _look(self, request: LogRequest) -> tuple[LogPiece, ...]:
         if outputs := list(self._outputs()):
+            now = {(one.worker, one.stream): one.path for one in outputs}
             for before in self._known:
-                self._earlier[before.worker, before.stream] = before.path
+                place = before.worker, before.stream
+                if now.get(place) != before.path:
+                    self._earlier[place] = before.path
             self._known = outputs
         wanted = [one for one in self._known if request.worker in ("", str(one.worker))]
         after = {(cursor.worker, cursor.stream): cursor for cursor in request.after}
@@ -108,7 +112,9 @@ class WorkerLogs:
         for one in wanted:
             cursor = after.get((one.worker, one.stream))
             with contextlib.suppress(OSError), self._files(one) as files:
-                if (piece := self._piece(one, files, cursor, request, room)) is not None:
+                # The last one is that of the worker that runs now.
+                chosen = files[:-1] if request.previous else files
+                if (piece := self._piece(one, chosen, cursor, request, room)) is not None:
                     pieces.append(piece)
         return tuple(pieces)
 
@@ -119,7 +125,7 @@ class WorkerLogs:
             if not output.path:
                 yield [_Written(fd, is_ring=True) for fd in self._rings(output.key)]
                 return
-            earlier = self._earlier.get((output.worker, output.stream), "")
+            earlier = self._earlier.get((output.worker, output.stream)) or earlier_log(output.path)
             found = []
             for path in dict.fromkeys([*([earlier] if earlier else []), output.path]):
                 with contextlib.suppress(OSError):
