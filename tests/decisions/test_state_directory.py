@@ -21,6 +21,10 @@ OTHER = 2_000_000_000
 """No pid of a process."""
 
 
+def no_pid(pid: int) -> bool:
+    return False
+
+
 def opened(job: str) -> LogOpened:
     return LogOpened(time=datetime.now(UTC), schema=1, job=job, host="n1", node_id="a", pid=1, workers=1, began=1)
 
@@ -42,18 +46,36 @@ def test_only_the_user_can_read_them(tmp_path: Path) -> None:
     assert modes == [0o700, 0o700, 0o600]
 
 
-def test_the_logs_of_the_agents_that_wrote_last_are_kept_and_of_those_that_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_latest_logs_are_kept_and_those_of_agents_that_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state_directory, "KEPT_LOGS", 1)
     monkeypatch.setattr(state_directory, "MAX_LOGS", 2)
     names = [file_name("job", "n1", pid) for pid in (1, 2, 3, 4)]
     files = [KeptFile(name, float(place)) for place, name in enumerate(names)]
     # Its rotated file goes with a log, and what is no log stays.
     files += [KeptFile(f"{names[0]}.1", 0.0), KeptFile("notes.txt", 0.0)]
-    assert superfluous(files, running=[]) == [names[1], names[0], f"{names[0]}.1"]
-    assert superfluous(files, running=[2]) == [names[0], f"{names[0]}.1"]
+    assert superfluous(files, no_pid, now=4.0) == [names[1], names[0], f"{names[0]}.1"]
+    assert superfluous(files, lambda pid: pid == 2, now=4.0) == [names[0], f"{names[0]}.1"]
+
+
+def test_the_job_of_the_night_outlives_a_thousand_short_ones_and_a_hundred_last_ones_any_time() -> None:
+    day = 24 * 3600.0
+    night = KeptFile(file_name("night", "n1", 1), 0.0, 200_000)
+    short = [KeptFile(file_name(f"test-{pid}", "n1", pid), float(pid), 4000) for pid in range(2, 1500)]
+    assert superfluous([night, *short], no_pid, now=day / 2) == []
+    later = superfluous([night, *short], no_pid, now=30 * day)
+    assert night.name in later
+    assert len(short) + 1 - len(later) == state_directory.KEPT_LOGS
+
+
+def test_the_logs_are_bounded_by_their_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state_directory, "KEPT_LOGS", 1)
+    monkeypatch.setattr(state_directory, "MAX_TOTAL_BYTES", 100)
+    files = [KeptFile(file_name("job", "n1", pid), float(pid), 40) for pid in (1, 2, 3)]
+    assert superfluous(files, no_pid, now=4.0) == [files[0].name]
 
 
 def test_a_job_that_begins_removes_the_oldest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state_directory, "MAX_LOGS", 1)
+    monkeypatch.setattr(state_directory, "KEPT_LOGS", 1)
     old, new = keep(tmp_path, "a", OTHER), keep(tmp_path, "b", OTHER + 1)
     os.utime(old, (1, 1))
     last = keep(tmp_path, "c", OTHER + 2)

@@ -10,7 +10,8 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,8 +20,17 @@ from dlrover_run.features.events.records import FILE_NAME
 MAX_BYTES = 1024 * 1024
 """The size at which a file here is rotated: some 3,000 events. One rotated file is kept."""
 
-MAX_LOGS = 100
-"""Logs that are kept, of the agents that wrote last."""
+KEPT_LOGS = 100
+"""Logs that are kept for any time, of the agents that wrote last."""
+
+MAX_LOGS = 5000
+"""Logs that are kept for MAX_AGE, so that `why` in the morning finds the job of the night beside many short ones."""
+
+MAX_AGE = 14 * 24 * 3600.0
+"""Seconds for which logs beyond KEPT_LOGS are kept."""
+
+MAX_TOTAL_BYTES = 256 * 1024 * 1024
+"""Bytes of all logs that are kept, more than KEPT_LOGS have at most. The log of a short job has some 4 KiB."""
 
 CLOSE_TIMEOUT = 1.0
 """Seconds that the end of an agent waits for a home directory that does not take its last events."""
@@ -67,32 +77,44 @@ def _component(text: str) -> str:
 
 
 class KeptFile(NamedTuple):
-    """A file in the directory, and when it was written last."""
+    """A file in the directory, when it was written last, and its size."""
 
     name: str
     written: float
+    size: int = 0
 
 
-def superfluous(files: Sequence[KeptFile], running: Sequence[int]) -> list[str]:
-    """The files to remove: those of all logs but the last ones, and never of an agent that runs, by its pid. Pure."""
+def superfluous(files: Sequence[KeptFile], runs: Callable[[int], bool], now: float) -> list[str]:
+    """The files to remove: of the logs beyond KEPT_LOGS those that are too old, or too many, or too large together, and
+    never that of an agent whose pid `runs`. Pure."""
     logs: dict[str, list[KeptFile]] = {}
     for file in files:
         if found := _PID.search(file.name):
             logs.setdefault(file.name[: found.end(1)], []).append(file)
-    latest = sorted(logs, key=lambda log: max(file.written for file in logs[log]), reverse=True)
-    return [
-        file.name
-        for log in latest[MAX_LOGS:]
-        for file in logs[log]
-        if (found := _PID.search(file.name)) and int(found[1]) not in running
-    ]
+    written = {log: max(file.written for file in logs[log]) for log in logs}
+    removed: list[str] = []
+    total = 0
+    for place, log in enumerate(sorted(logs, key=lambda log: written[log], reverse=True)):
+        total += sum(file.size for file in logs[log])
+        is_beyond = place >= MAX_LOGS or total > MAX_TOTAL_BYTES or now - written[log] > MAX_AGE
+        found = _PID.search(logs[log][0].name)
+        if place >= KEPT_LOGS and is_beyond and found is not None and not runs(int(found[1])):
+            removed += [file.name for file in logs[log]]
+    return removed
 
 
 def prune(directory: Path) -> None:
     """Remove the superfluous logs. Raises OSError if the directory cannot be read."""
-    files = [KeptFile(entry.name, entry.stat(follow_symlinks=False).st_mtime) for entry in os.scandir(directory)]
-    pids = {int(found[1]) for file in files if (found := _PID.search(file.name))}
-    for name in superfluous(files, [pid for pid in pids if os.path.exists(f"/proc/{pid}")]):
+    entries = list(os.scandir(directory))
+    if len(entries) <= KEPT_LOGS:
+        return
+    files = []
+    for entry in entries:
+        # Another agent may have removed it.
+        with contextlib.suppress(FileNotFoundError):
+            status = entry.stat(follow_symlinks=False)
+            files.append(KeptFile(entry.name, status.st_mtime, status.st_size))
+    for name in superfluous(files, lambda pid: os.path.exists(f"/proc/{pid}"), time.time()):
         with contextlib.suppress(OSError):
             os.unlink(directory / name)
 
