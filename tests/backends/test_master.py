@@ -318,6 +318,29 @@ async def test_a_master_that_was_replaced_steps_down_and_stays_so(tmp_path: Path
 
 
 @live
+async def test_a_master_whose_nodes_obey_a_later_one_steps_down_and_recovers_the_job_from_their_reports() -> None:
+    async with serving() as old:
+        a, b = await old.joined("a", "b")
+        first = await a.take_ranks(1)
+        await b.take_ranks(1)
+        b.cut()
+        await a.until(lambda wanted: wanted.ranks is None)
+        # Another master had the job in the same round meanwhile, and is gone.
+        later = first.epoch + 1000
+        await a.report(epoch=later)
+        refused = await a.refused()
+        assert refused.retry
+        assert refused.reason == "a node obeys a later master; this master starts again from the nodes' reports"
+        nodes = [Node(old.channel, msgspec.structs.replace(node.status, epoch=later)) for node in (a, b)]
+        for node in nodes:
+            await node.join()
+        for node in nodes:
+            found = await node.until(lambda wanted: wanted.epoch > later)
+            assert (found.key, found.ranks) == (node.status.known_round, node.status.ranks)
+        assert not any("internal error" in line for line in old.output)
+
+
+@live
 async def test_a_damaged_journal_is_reported_to_the_nodes_and_affects_no_other_job(tmp_path: Path) -> None:
     async with serving(state_dir=tmp_path) as bed:
         for node in await bed.joined("a", "b"):

@@ -1,7 +1,7 @@
 """Jobs whose nodes start their master themselves, on their machines: the machine of the endpoint is lost, and then that
-of its successor, or the network is divided, or the first node of those that the cluster lists comes late. The client,
-the rule of succession and the masters are the product's; the launcher, the probes and the network between two machines
-are simulated.
+of its successor, or the network is divided, or the first node of those that the cluster lists comes late; also before
+the first round. The client, the rule of succession and the masters are the product's; the launcher, the probes and the
+network between two machines are simulated.
 """
 
 from __future__ import annotations
@@ -43,6 +43,13 @@ END = 170.0
 
 CHECK_INTERVAL = 0.1
 """Seconds between two checks of the law of one world."""
+
+KINDS = ("lose", "lose", "lose both", "divide", "late", "late")
+
+EARLY_KINDS = ("lose early", "divide early", "lose and divide early")
+"""What happens before the first round, in runs of their own."""
+
+DIVIDED = ("divide", "divide early", "lose and divide early")
 
 
 class PlacedMaster(Master):
@@ -139,17 +146,18 @@ class RunningNode(WrittenNode):
 class World:
     """One run of a seed."""
 
-    def __init__(self, seed: int, lines: list[str] | None = None) -> None:
+    def __init__(self, seed: int, lines: list[str] | None = None, kinds: Sequence[str] = KINDS) -> None:
         self.timeline = Timeline(seed, None if lines is None else lines.append)
         random: Random = self.timeline.random
-        self.kind = random.choice(("lose", "lose", "lose both", "divide", "late", "late"))
+        self.kind = random.choice(kinds)
         most = random.randint(3, 6)
         # Of a divided network both sides may have enough nodes for a round.
-        halves = self.kind == "divide" or (self.kind == "late" and random.random() < 0.7)
+        halves = self.kind in DIVIDED or (self.kind == "late" and random.random() < 0.7)
         greatest = max(2, most // 2) if halves else most
         self.rules = JobRules(min_nodes=random.randint(2, greatest), max_nodes=most, last_call_timeout=5.0)
         addresses = [f"10.1.0.{number}" for number in range(1, most + 1)]
-        self.listed = tuple(addresses) if self.kind == "late" else ()
+        # Before the first round a node knows only those that the cluster lists.
+        self.listed = tuple(addresses) if self.kind in ("late", *EARLY_KINDS) else ()
         self.laws = Laws(self.rules, durable=False, nodes_stay=False)
         self.masters: dict[str, PlacedMaster] = {}
         self.all: list[PlacedMaster] = []
@@ -166,6 +174,8 @@ class World:
             lambda node, address: self.reach(node.address, address) is not Reach.SILENT,
         )
         self._next_check = 0.0
+        self.is_early = False
+        """Whether the first node was lost, or the network divided, before the first round."""
 
     def link(self, node: str, host: str) -> Link:
         return self.links.setdefault((node, host), Link())
@@ -246,6 +256,8 @@ class World:
         kind = self.kind
         if kind == "late":
             return self.run_late(addresses)
+        if kind in EARLY_KINDS:
+            return self.run_early(addresses)
         for address in addresses:
             self.timeline.after(random.uniform(0, 2), partial(self.start_node, address))
         self.timeline.run_until(20.0, self.check)
@@ -291,6 +303,37 @@ class World:
         self.demand_one_world([node for node in self.nodes.values() if node.alive and node.rendezvous.problem is None])
         return self.kind, len(self.all)
 
+    def run_early(self, addresses: list[str]) -> tuple[str, int]:
+        """Before the first round the first node is lost, or the network is divided, or both. Later the network heals,
+        and the first node starts again."""
+        random = self.timeline.random
+        most, least = self.rules.max_nodes, self.rules.min_nodes
+        spread = random.choice((2.0, 2.0, 20.0))
+        for address in addresses[:-1]:
+            self.timeline.after(random.uniform(0, spread), partial(self.start_node, address))
+        # Without this one the first round waits for its last call.
+        self.timeline.after(random.uniform(20, 50), partial(self.start_node, addresses[-1]))
+        self.timeline.run_until(random.uniform(1, 6), self.check)
+        self.is_early = not any(master.plan and master.plan.key.number for master in self.all)
+        loses = self.kind != "divide early" and ENDPOINT in self.nodes
+        if loses:
+            self.lose(ENDPOINT, random.random() < 0.5)
+        if self.kind in DIVIDED:
+            self.divide(set(addresses[: random.choice((least, random.randint(1, most - 1)))]))
+        self.timeline.run_until(110.0, self.check)
+        self.heal()
+        goes_on = most - loses >= least
+        if goes_on and self.kind == "lose early":
+            self.demand_one_world([node for node in self.nodes.values() if node.alive])
+        if loses:
+            self.start_node(ENDPOINT)
+        self.timeline.run_until(END, self.check)
+        # Nodes that had met the master and were cut off without workers have given up.
+        nodes = [node for node in self.nodes.values() if node.alive and node.rendezvous.problem is None]
+        if goes_on and len(nodes) >= least:
+            self.demand_one_world(nodes)
+        return self.kind, len(self.all)
+
     def demand_one_world(self, nodes: list[RunningNode]) -> None:
         rounds = {node.assignment.ranks.key if node.assignment.ranks else None for node in nodes}
         demand(len(rounds) == 1 and None not in rounds, f"the nodes that live train in one round, not in {rounds}")
@@ -302,9 +345,13 @@ class World:
             process.dispose()
 
 
-def play(seed: int, lines: list[str] | None = None) -> tuple[str, int]:
+def play(seed: int, lines: list[str] | None = None, kinds: Sequence[str] = KINDS) -> tuple[str, int]:
     """Play one seed. Raises Broken, whose message names the seed."""
-    world = World(seed, lines)
+    return play_world(World(seed, lines, kinds), seed)
+
+
+def play_world(world: World, seed: int) -> tuple[str, int]:
+    """Play the run of a seed. Raises Broken, whose message names the seed."""
     with ExitStack() as stack:
         stack.enter_context(stand_ins(lambda: world.laws))
 

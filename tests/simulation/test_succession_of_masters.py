@@ -10,15 +10,19 @@ from unittest.mock import patch
 import pytest
 
 from dlrover_run.coordination import coordinator
+from dlrover_run.coordination.coordinator import Coordinator
+from dlrover_run.coordination.model import Plan
 from dlrover_run.master.jobs import Jobs
 from dlrover_run.rendezvous.master import succession
 from dlrover_run.rendezvous.master.client import MasterClient
 from dlrover_run.rendezvous.master.succession import Succession
 from dlrover_run.transport.messages import Answered
-from simulation.succession import ENDPOINT, play
+from simulation.succession import EARLY_KINDS, ENDPOINT, World, play, play_world
 from simulation.timeline import Broken
 
 SEEDS = 25
+
+EARLY_SEEDS = 12
 
 
 def test_one_world_goes_on_without_the_machine_of_the_master() -> None:
@@ -31,6 +35,26 @@ def test_one_world_goes_on_without_the_machine_of_the_master() -> None:
 def test_one_world_goes_on_for_two_hundred_seeds() -> None:
     for seed in range(SEEDS, 200):
         play(seed)
+
+
+def play_early(first: int, count: int) -> list[World]:
+    """Play runs in which the master is lost, or the network divided, before the first round. Raises Broken."""
+    worlds = [World(seed, kinds=EARLY_KINDS) for seed in range(first, first + count)]
+    for seed, world in enumerate(worlds, first):
+        play_world(world, seed)
+    return worlds
+
+
+def test_one_world_begins_without_the_first_machine() -> None:
+    worlds = play_early(0, EARLY_SEEDS)
+    assert {world.kind for world in worlds} == {*EARLY_KINDS}
+    assert all(world.is_early for world in worlds)
+    assert sum(len(world.all) > 1 for world in worlds) > EARLY_SEEDS / 2
+
+
+@pytest.mark.long
+def test_one_world_begins_for_two_hundred_seeds() -> None:
+    play_early(EARLY_SEEDS, 200 - EARLY_SEEDS)
 
 
 real_step = Succession.step
@@ -75,3 +99,28 @@ FIRST_SEEDS = {"the master that was replaced keeps its nodes": 225}
 def test_planted_defects_break_a_law(defect: str) -> None:
     with DEFECTS[defect](), pytest.raises(Broken, match=r"one round|has the job|one world trains"):
         play_ten(FIRST_SEEDS.get(defect, 0))
+
+
+real_quorum = Coordinator._with_quorum
+
+
+def only_between_rounds(self: Coordinator, plan: Plan) -> Plan:
+    return real_quorum(self, plan) if plan.members else plan
+
+
+EARLY_DEFECTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    "before the first round the next master needs no quorum": lambda: patch.object(
+        Coordinator, "_with_quorum", only_between_rounds
+    ),
+    "a majority is enough though the first node may have others": lambda: patch.object(
+        coordinator, "needed_members", lambda members, least, ended: (members - ended) // 2 + 1
+    ),
+    "all nodes are needed": DEFECTS["the next master needs more members than there are"],
+    "no node starts the next master": DEFECTS["no node starts the next master"],
+}
+
+
+@pytest.mark.parametrize("defect", EARLY_DEFECTS)
+def test_planted_defects_before_the_first_round_break_a_law(defect: str) -> None:
+    with EARLY_DEFECTS[defect](), pytest.raises(Broken, match=r"one round|has the job|one world trains"):
+        play_early(0, 10)
