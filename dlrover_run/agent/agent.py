@@ -16,12 +16,14 @@ from typing import TYPE_CHECKING
 
 from dlrover_run import linux
 from dlrover_run.agent.framework import AdapterFactory, AgentServices
+from dlrover_run.agent.node_feature import NodeFeatures
 from dlrover_run.agent.node_state import NodeState
 from dlrover_run.agent.reconcile import reconcile
 from dlrover_run.agent.result import JobEnd, JobResult, resolve_result
 from dlrover_run.agent.shutdown import ShutdownRequest, received_text
 from dlrover_run.console.console import Console
 from dlrover_run.console.rounds import render_shutdown
+from dlrover_run.coordination.activity import NodeActivity
 from dlrover_run.coordination.bounds import MAX_WHAT
 from dlrover_run.coordination.model import OVER
 from dlrover_run.features.events.event_log import AssignmentEvents, log_opened
@@ -93,11 +95,20 @@ class Agent:
         )
         # The adapter begins to import what tasks import, which takes longer than anything else. So it comes before the
         # client, which imports as well.
-        self._adapter = make_adapter(
-            AgentServices(
-                job, run_dir, relay, console, self._orphans, self._node_state, self._shutdown, self._wake.set, events
-            )
+        self._features = NodeFeatures()
+        self._services = AgentServices(
+            job=job,
+            run_dir=run_dir,
+            relay=relay,
+            console=console,
+            orphans=self._orphans,
+            node_state=self._node_state,
+            shutdown=self._shutdown,
+            wake=self._wake.set,
+            features=self._features,
+            events=events,
         )
+        self._adapter = make_adapter(self._services)
         self._client = open_client(self._wake.set, self._print_job_line)
         self._client.stack_source = self._find_in_workers
         self._operator = AgentSocket(
@@ -105,7 +116,7 @@ class Agent:
             self._ask,
             self._task_progress,
             self._ask_stacks,
-            lambda: self._adapter.checkpoint_memory,
+            lambda: self._add_to_activity(NodeActivity(())).memory,
             self._kept_events.lines,
         )
         # Of a job of one node this agent is asked, which reads the pages then; only stalls have to be noted before.
@@ -142,6 +153,7 @@ class Agent:
         try:
             await self._listen_to_operators()
             await self._adapter.open()
+            self._begin_features()
             await self._reconcile_until_done()
         except (StuckProcess, SpecError, OSError) as error:
             await self._adapter.kill()
@@ -162,11 +174,13 @@ class Agent:
             if not leaving:
                 # A leaving node accepts no new ranks; it stays a member of its round until its tasks have ended.
                 self._node_state.accept(assignment)
+            self._begin_features()
+            self._features.follow(assignment, over or leaving)
             adapter.accept(assignment, over or leaving)
             ends = over or (leaving and not adapter.moving)
             for action in reconcile(adapter.desired(), adapter.states(), ends):
                 adapter.carry_out(action)
-            report = adapter.report(leaving)
+            report = self._features.add_to_report(adapter.report(leaving))
             if self._activity is not None:
                 self._activity.follow_round(self._node_state.round, adapter.running)
                 report = with_activity(report, self._activity.current, self._times)
@@ -246,11 +260,18 @@ class Agent:
             self._adapter.log_progress()
         if self._activity is not None:
             activities, stalled = self._progress.sample(), self._adapter.stalled()
-            adapter = self._adapter
-            memory, problem, ended = adapter.checkpoint_memory, adapter.watch_problem, adapter.ended
-            is_news = self._activity.take(activities, stalled, time.monotonic(), memory, problem, ended)
+            own = self._add_to_activity(NodeActivity(()))
+            ended = self._adapter.ended
+            now = time.monotonic()
+            is_news = self._activity.take(activities, stalled, now, own.memory, own.watch_problem, ended)
             if self._follow_phases(is_news) or is_news:
                 self._wake.set()
+
+    def _begin_features(self) -> None:
+        self._features.begin(self._services, self._adapter, self._client.assignment)
+
+    def _add_to_activity(self, activity: NodeActivity) -> NodeActivity:
+        return self._features.add_to_activity(self._adapter.add_to_activity(activity))
 
     def _follow_phases(self, at_once: bool = False) -> bool:
         """Have the next report say where the time went if a phase may have begun, or `at_once`. Not after each event:
@@ -294,6 +315,7 @@ class Agent:
         result = resolve_result(end, self._job.exit_codes)
         self._assignment_events.follow(assignment)
         await self._adapter.close(assignment, result)
+        await self._features.close(result)
         self._orphans.close()
         if self._logs is not None:
             await self._logs.end()
@@ -306,7 +328,7 @@ class Agent:
         return result
 
     def _own_children(self) -> set[int]:
-        return {self._relay.pid} | self._adapter.pids | self._client.pids
+        return {self._relay.pid} | self._adapter.pids | self._features.pids | self._client.pids
 
     def _print_job_line(self, line: str) -> None:
         # A node that leaves, and is the only one, ends its job: no other node waits for the room that it leaves.
@@ -345,3 +367,4 @@ class Agent:
         self._wake.set()
         self._relay.stop_waiting()
         self._adapter.stop_waiting()
+        self._features.stop_waiting()

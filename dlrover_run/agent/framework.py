@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any, Generic
 
 import msgspec
 
+from dlrover_run.agent.node_feature import NodeFeatures
 from dlrover_run.agent.node_state import NodeState
 from dlrover_run.agent.reconcile import Action, DesiredTask, Key, TaskState
 from dlrover_run.agent.result import JobResult, TaskResults
 from dlrover_run.agent.shutdown import ShutdownRequest
 from dlrover_run.console.console import Console
-from dlrover_run.coordination.activity import MemoryUse
+from dlrover_run.coordination.activity import NodeActivity
 from dlrover_run.coordination.model import Assignment, NodeReport
 from dlrover_run.features.events.records import NO_EVENTS, Events
 from dlrover_run.features.observe.page import Progress
@@ -30,6 +31,7 @@ from dlrover_run.spec import JobSpec
 if TYPE_CHECKING:
     from dlrover_run.coordination.stacks import NodeStacks
     from dlrover_run.features.operate.node_logs import WorkerOutput
+    from dlrover_run.workers.starter import Starter
 
 
 class AgentServices(msgspec.Struct, frozen=True):
@@ -43,6 +45,7 @@ class AgentServices(msgspec.Struct, frozen=True):
     node_state: NodeState
     shutdown: ShutdownRequest
     wake: Callable[[], None]
+    features: NodeFeatures
     events: Events = NO_EVENTS
 
 
@@ -50,11 +53,13 @@ class FrameworkAdapter(ABC, Generic[Key]):
     """This node's tasks. No method but `open`, `stacks`, `kill`, `finish` and `close` waits: what takes time goes on in
     the background, and `wake` is called when it is done or has failed.
 
-    `noun` names the tasks in messages. `problem` is an error of the background work, which makes this node leave. While
-    tasks are `moving` to other nodes, the assignment counts although this node leaves.
+    `noun` names the tasks in messages, and `starter` starts their processes. `problem` is an error of the background
+    work, which makes this node leave. While tasks are `moving` to other nodes, the assignment counts although this node
+    leaves.
     """
 
     noun: str
+    starter: Starter
     problem: Exception | None = None
     moving = False
 
@@ -112,11 +117,6 @@ class FrameworkAdapter(ABC, Generic[Key]):
         """The tasks that have ended with success while others of their round run, by name."""
         return ()
 
-    @property
-    def watch_problem(self) -> str:
-        """Why this node cannot look for tasks that hang; empty if it can, or is not to."""
-        return ""
-
     @abstractmethod
     async def stacks(self, rank: int | None) -> NodeStacks:
         """The stacks of the running tasks of this node, or of the one with that rank."""
@@ -125,10 +125,9 @@ class FrameworkAdapter(ABC, Generic[Key]):
         """Where the output of the tasks of this node can be read."""
         return ()
 
-    @property
-    def checkpoint_memory(self) -> MemoryUse | None:
-        """What the checkpoints of the tasks take in memory; None if none was held."""
-        return None
+    def add_to_activity(self, activity: NodeActivity) -> NodeActivity:
+        """What this node does, for people, with what its tasks know of it."""
+        return activity
 
     def log_progress(self, last: bool = False) -> None:
         """Write to the event log what the running tasks have done, as far as no message of theirs has. With `last`

@@ -41,7 +41,9 @@ class DesiredTask(msgspec.Struct, Generic[Key], frozen=True):
 
     `place` is what only one running task can have, such as its port or the node's devices. A running task of another
     `generation` is stopped and started anew. With `reserves`, its port is reserved before it starts, because the
-    coordinator has to pass its address on first.
+    coordinator has to pass its address on first. `kept` are the processes of the running task at its place, by their
+    local ranks, that go on in it while others take the places of the rest; None for a task that starts as a whole, or
+    that is complete.
     """
 
     key: Key
@@ -49,6 +51,7 @@ class DesiredTask(msgspec.Struct, Generic[Key], frozen=True):
     generation: Hashable = None
     readiness: Readiness = Readiness.READY
     reserves: bool = False
+    kept: frozenset[int] | None = None
 
 
 class TaskState(msgspec.Struct, Generic[Key], frozen=True):
@@ -82,6 +85,13 @@ class Start(_ForTask[Key], frozen=True):
     """Start a task."""
 
 
+class Replace(_ForTask[Key], frozen=True):
+    """Start a task with the processes `kept` of the running one at its place, which may be of the same key, and others
+    in place of the rest. It is repeated until the task is complete."""
+
+    kept: frozenset[int]
+
+
 class WaitForPeers(_ForTask[Key], frozen=True):
     """Wait for the addresses of peers, for a limited time; then the task is ready without them."""
 
@@ -96,7 +106,7 @@ class Release(_ForTask[Key], frozen=True):
     """Forget a task that has ended or never started, and release its port."""
 
 
-Action = Reserve[Key] | Start[Key] | WaitForPeers[Key] | Stop[Key] | Release[Key]
+Action = Reserve[Key] | Start[Key] | Replace[Key] | WaitForPeers[Key] | Stop[Key] | Release[Key]
 
 
 def reconcile(
@@ -111,14 +121,17 @@ def reconcile(
         return tuple(action for state in _first_to_end(states) for action in _stop(state, StopMode.TERMINATE))
     wanted = {task.key: task for task in desired}
     here = {state.key: state for state in states}
-    actions: list[Action[Key]] = []
+    actions: list[Action[Key]] = [Replace(task.key, task.kept) for task in desired if task.kept is not None]
+    replaced = {task.place for task in desired if task.kept is not None}
     for state in states:
-        if not _is_desired(state, wanted.get(state.key)):
+        if state.place not in replaced and not _is_desired(state, wanted.get(state.key)):
             actions += _stop(state, state.stop_mode) if state.live else [Release(state.key)]
     # The place of a task is that of its predecessor, which has not left it yet.
     occupied = {state.place for state in states if state.live and state.key not in wanted}
     for task in desired:
         known = here.get(task.key)
+        if task.kept is not None:
+            continue
         if known is None:
             if task.place not in occupied:
                 actions.append(Reserve(task.key) if task.reserves else Start(task.key))

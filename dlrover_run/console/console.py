@@ -12,7 +12,7 @@ import asyncio
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from dlrover_run.console.rounds import render_waiting
 from dlrover_run.console.text import (
@@ -201,3 +201,8 @@ def terminal_lines(fd: int) -> int:
         return os.get_terminal_size(fd).lines or DEFAULT_LINES
     except OSError:
         return DEFAULT_LINES
+
+
+def is_verbose(environ: Mapping[str, str]) -> bool:
+    """Whether the user wants more than the necessary messages (LOGLEVEL=INFO or DEBUG)."""
+    return environ.get("LOGLEVEL", "").upper() in ("INFO", "DEBUG")

@@ -12,20 +12,18 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from dlrover_run.agent.features import Features
 from dlrover_run.agent.framework import AgentServices, FrameworkAdapter
 from dlrover_run.agent.node_state import build_report, leave_report
-from dlrover_run.agent.reconcile import Action, DesiredTask, Start, Stop, StopMode, TaskState
+from dlrover_run.agent.reconcile import Action, DesiredTask, Replace, Start, Stop, StopMode, TaskState
 from dlrover_run.agent.result import JobResult, TaskResults, describe_unused, worker_results
-from dlrover_run.coordination.activity import MemoryUse
 from dlrover_run.coordination.model import OVER, Assignment, NodeReport, PlanPhase, RankAssignment, RoundKey
 from dlrover_run.devices import holders
 from dlrover_run.failures.error_file import copy_root_cause
 from dlrover_run.failures.worker_exit import WorkerExit
-from dlrover_run.features.checkpoints.node import DRAIN_TIMEOUT, CheckpointMemory
 from dlrover_run.features.observe.page import Progress
-from dlrover_run.features.observe.progress_reporter import EventLog, ProgressReporter
 from dlrover_run.processes.process import StuckProcess
+from dlrover_run.workers.feature import WaitDetails, WorkersFeature
+from dlrover_run.workers.reporter import EventLog, ProgressReporter
 from dlrover_run.workers.round import WorkerRound
 from dlrover_run.workers.round_store import RoundStores
 from dlrover_run.workers.specs import Worker, build_worker_specs, launcher_environments
@@ -34,7 +32,6 @@ from dlrover_run.workers.starter import Starter
 if TYPE_CHECKING:
     from dlrover_run.coordination.stacks import NodeStacks
     from dlrover_run.features.operate.node_logs import WorkerOutput
-    from dlrover_run.features.survivors.survivors import Survivors
     from dlrover_run.torchrun.logs_specs import LogsDestinations, LogsSpecsClient
 
 PACKAGE = str(Path(__file__).resolve().parent.parent)
@@ -63,24 +60,21 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
         self._shutdown = services.shutdown
         self._orphans = services.orphans
         console = services.console
-        self._starter = Starter(spec, console.info, ours=[PACKAGE])
+        self.starter = Starter(spec, console.info, ours=[PACKAGE])
         if spec.backend in ("master", "etcd"):
             # Ranks may be assigned at any moment.
-            self._starter.prestart(os.environ, services.wake)
+            self.starter.prestart(os.environ, services.wake)
         self._plugin: LogsSpecsClient | None = None
         if spec.logs.plugin is not None:
             from dlrover_run.torchrun.logs_specs import LogsSpecsClient
 
             self._plugin = LogsSpecsClient(spec.logs)
-        secret = spec.master.token if spec.master else ""
-        self._memory = CheckpointMemory(spec.checkpoint_memory, console.info, secret, single_node=spec.single_node)
-        self._progress = ProgressReporter(spec, console)
+        self._progress = ProgressReporter(spec, console, self._wait_details)
         self._events = EventLog(spec, services.relay.write)
         self._assignment = Assignment()
         self._ends = False
         self._round: WorkerRound | None = None
         self._stores = RoundStores(os.environ, console.info, self._note_store_client)
-        self._features = Features(services, self._starter, self._progress, self._progress_in, self._note_formed)
         self._work: asyncio.Task[None] | None = None
         self._starting: RoundKey | None = None
         self._stopping = False
@@ -89,7 +83,7 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
     def pids(self) -> set[int]:
         plugin = self._plugin.pids if self._plugin is not None else set()
         workers = self._round.pids if self._round is not None else set()
-        return self._starter.pids | self._features.pids | self._memory.pids | plugin | workers
+        return self.starter.pids | plugin | workers
 
     @property
     def running(self) -> bool:
@@ -97,34 +91,20 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
 
     async def open(self) -> None:
         self._progress.begin(self._services.run_dir)
-        self._features.open()
-        self._memory.open()
 
     def accept(self, assignment: Assignment, ends: bool) -> None:
         self._assignment, self._ends = assignment, ends
-        features = self._features
-        features.begin(assignment)
         if not self._shutdown.wanted:
             self._progress.update(assignment)
-        if features.stalls is not None:
-            features.stalls.follow(assignment)
-        if features.autoscaler is not None:
-            features.autoscaler.follow(assignment, ends)
-        if features.survivors is not None:
-            features.survivors.follow(assignment, self._node_state.ranks)
-            self._advance(features.survivors)
         if self._round is not None and self._round.key == assignment.key:
             self._round.follow_change(assignment.change)
-        if features.checks is not None:
-            # While no worker runs, the devices are free.
-            features.checks.follow(assignment, may_run=not ends and self._node_state.round is None and self.idle)
 
     def desired(self) -> Sequence[DesiredTask[RoundKey]]:
         wanted = self._node_state.round
         if wanted is None and self._round is not None and self._may_outlive:
             # They wait for the next round, and need no place of their own for that.
             wanted = self._round.key
-        return () if wanted is None else (DesiredTask(wanted, DEVICES),)
+        return () if wanted is None else (DesiredTask(wanted, DEVICES, kept=self._kept),)
 
     def states(self) -> Sequence[TaskState[RoundKey]]:
         """The workers that run, are being started or stopped, or have ended in the desired round. Ended workers of an
@@ -143,6 +123,8 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
             assert ranks is not None, "a round is started only with ranks"
             self._starting = action.key
             self._begin(self._start_round(ranks))
+        elif isinstance(action, Replace):
+            self._replace(action)
         elif isinstance(action, Stop) and self._round is not None:
             if self._work is None:
                 # The signal is sent here: a signal to this node from now on goes to the workers directly.
@@ -164,15 +146,10 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
                 worker.stop(number, grace, delivered_at)
 
     def report(self, leaving: bool) -> NodeReport:
-        report = build_report(self._node_state, self._round, leaving, self._starter.is_prestarting)
-        return self._features.add_to_report(report)
+        return build_report(self._node_state, self._round, leaving, self.starter.is_prestarting)
 
     def progress(self) -> Mapping[str, Progress]:
         return {} if self._round is None or not self.running else self._round.progress.by_name()
-
-    def _progress_in(self, key: RoundKey) -> Mapping[str, Progress]:
-        """What the workers have done, if those that run are of that round."""
-        return self.progress() if self._round is not None and self._round.key == key else {}
 
     def stalled(self) -> Mapping[str, str]:
         if self._round is None or not self.running:
@@ -185,11 +162,6 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
             return ()
         ended = [one.spec for one in self._round.group.ended if one.code == 0]
         return [one.name for one in sorted(ended, key=lambda spec: spec.rank)]
-
-    @property
-    def watch_problem(self) -> str:
-        health = self._features.watch_health
-        return "" if health is None else health.problem
 
     async def stacks(self, rank: int | None) -> NodeStacks:
         # Imported only here: a launch does not wait for it.
@@ -205,10 +177,6 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
 
         return () if self._round is None else round_outputs(self._round.specs)
 
-    @property
-    def checkpoint_memory(self) -> MemoryUse | None:
-        return self._memory.use
-
     def log_progress(self, last: bool = False) -> None:
         if self._round is not None:
             self._round.progress.log(last)
@@ -219,7 +187,6 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
             self._plugin.stop_waiting()
         if self._round is not None:
             self._round.cancel()
-        self._memory.hurry(self._drain_timeout)
 
     def send(self, number: signal.Signals, delivered_at: float | None = None, only_stopping: bool = False) -> None:
         if self._round is not None and (self._stopping or not only_stopping):
@@ -247,7 +214,6 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
 
     async def finish(self, assignment: Assignment) -> TaskResults:
         succeeded = self._succeeded
-        await self._features.close()
         ends: tuple[WorkerExit, ...] = ()
         returned: dict[int, bytes] = {}
         if self._round is not None:
@@ -268,17 +234,17 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
         # The error file of the process that started this launcher gets the first failure's record (as torchrun).
         if result.root is not None and error_file and (problem := copy_root_cause(result.root, error_file)):
             self._services.console.info(problem)
-        await self._starter.close()
-        await self._memory.drain(self._drain_timeout)
+        await self.starter.close()
         if self._plugin is not None:
             await self._plugin.close()
         self._events.job_ended(assignment.phase, result.restarts, result.reason)
 
     @property
-    def _drain_timeout(self) -> float:
-        """The seconds after the end of the workers in which their checkpoints are written."""
-        number, seconds, _ = self._shutdown.stop_with(DRAIN_TIMEOUT)
-        return 0.0 if number is signal.SIGKILL else seconds
+    def _features(self) -> list[WorkersFeature]:
+        return self._services.features.of(WorkersFeature)
+
+    def _wait_details(self) -> WaitDetails | None:
+        return next((feature.wait_details for feature in self._features if feature.wait_details is not None), None)
 
     @property
     def _succeeded(self) -> bool:
@@ -289,11 +255,16 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
     @property
     def _may_outlive(self) -> bool:
         """Whether this node waits for its next round, and its workers may keep their processes in it."""
-        survivors = self._features.survivors
-        if survivors is None or not self.running or self._assignment.phase is not PlanPhase.GATHERING:
-            return False
-        # A check needs the devices.
-        return not self._assignment.is_checking and survivors.any_able
+        return self.running and any(feature.may_keep(self._assignment) for feature in self._features)
+
+    @property
+    def _kept(self) -> frozenset[int] | None:
+        """The workers that go on in the round of this node while others take the places of the rest."""
+        ranks, current = self._node_state.ranks, self._round
+        if ranks is None or current is None or not self._is_wanted(ranks):
+            return None
+        found = (feature.kept(current, ranks) for feature in self._features)
+        return next((kept for kept in found if kept is not None), None)
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
         self._work = asyncio.get_running_loop().create_task(work)
@@ -307,28 +278,28 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
             self.problem = error
         self._services.wake()
 
-    async def _start_round(self, ranks: RankAssignment, survivors: Survivors | None = None) -> None:
-        """Start the workers of a round once those of the last one have ended. With `survivors` those that keep their
-        processes go on, and the round may be the one that runs: others take the places of those that were stopped."""
+    async def _start_round(self, ranks: RankAssignment, keeps: bool = False) -> None:
+        """Start the workers of a round once those of the last one have ended. With `keeps` those that were not stopped
+        go on, and the round may be the one that runs: others take the places of those that were stopped."""
         before = self._round
-        is_same = survivors is not None and before is not None and before.key == ranks.key
+        is_same = keeps and before is not None and before.key == ranks.key
 
         def is_wanted() -> bool:
             return self._is_wanted(ranks) and not (is_same and before is not None and before.has_failed)
 
-        if self._features.checks is not None:
-            await self._features.checks.suspend()
-        if survivors is not None and before is not None:
+        for feature in self._features:
+            await feature.before_round(ranks)
+        if keeps and before is not None:
             await before.stopped()
         if not is_wanted():
             return
         if before is not None:
-            if survivors is None:
+            if not keeps:
                 self._end_orphans()
-            await before.collect_exit_info(RESTART_DRAIN_TIMEOUT, others_go_on=survivors is not None)
+            await before.collect_exit_info(RESTART_DRAIN_TIMEOUT, others_go_on=keeps)
             if not is_wanted():
                 return
-            if survivors is None:
+            if not keeps:
                 self._progress.end_round(before, self._assignment, ranks)
                 self._close_round(before)
                 self._round = before = None
@@ -343,27 +314,34 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
             self._progress.begin_round(ranks)
         await self._start_workers(ranks, placed, before)
 
-    def _advance(self, survivors: Survivors) -> None:
-        """Do what is due for workers that may outlive their round: those that do not keep their processes are stopped,
-        and the round goes on, or the next one begins, with the others."""
+    def _replace(self, action: Replace[RoundKey]) -> None:
+        """Stop the workers that do not keep their processes; the round goes on, or the next one begins, with the
+        others. Idempotent."""
         ranks, current = self._node_state.ranks, self._round
-        if ranks is None or current is None or not self._is_wanted(ranks):
-            return
-        carries_on = survivors.choose(current, ranks, self._shutdown.stop_with(self._spec.shutdown_timeout))
-        if carries_on and self._work is None:
-            self._starting = ranks.key
-            self._begin(self._start_round(ranks, survivors))
+        assert ranks is not None, "workers are kept for ranks"
+        assert current is not None, "they run"
+        for worker in current.group.running:
+            if worker.spec.local_rank not in action.kept and worker.stopped_with is None:
+                worker.stop(*self._shutdown.stop_with(self._spec.shutdown_timeout))
+        if self._work is None:
+            self._starting = action.key
+            self._begin(self._start_round(ranks, keeps=True))
+        elif self._starting != action.key:
+            current.cancel()
 
     async def _start_workers(
         self, ranks: RankAssignment, placed: LogsDestinations | None, before: WorkerRound | None
     ) -> None:
         """Start the workers of a round, but for those that still run of the one before."""
-        services, survivors, memory = self._services, self._features.survivors, self._memory.environment()
+        services, features = self._services, self._features
         running = () if before is None else before.group.running
         kept = {worker.spec.local_rank for worker in running if worker.stopped_with is None}
 
         def own_variables(local_rank: int) -> Mapping[str, str]:
-            return memory if survivors is None else {**memory, **survivors.variables(ranks.key, local_rank)}
+            found: dict[str, str] = {}
+            for feature in features:
+                found |= feature.environment(ranks.key, local_rank)
+            return found
 
         specs = build_worker_specs(
             self._spec,
@@ -383,30 +361,31 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
             port = self._stores.open(self._node_state.take_port(), ranks)
         started = WorkerRound(specs, port, services.relay, self._on_worker_end, services.wake, services.events)
         if before is not None:
-            self._features.end_watch()
+            self._end_watches()
             started.carry_on(before, kept)
         self._round = started
+        for feature in features:
+            feature.round_begins(started)
         with self._orphans.paused():
-            await started.start(self._starter, at_store=survivors is None)
-            if survivors is not None:
-                survivors.start_store(self._node_state.key)
-        self._features.watch(self._round)
-        self._starter.import_later()
+            await started.start(self.starter, at_store=not any(feature.meets_elsewhere for feature in features))
+            for feature in features:
+                feature.round_runs(started)
+        self.starter.import_later()
         if not is_same:
             self._events.round_started(ranks)
 
     def _close_round(self, ended: WorkerRound) -> None:
-        # First, because it reads the files of the round.
-        self._features.end_watch()
+        # First, because they read the files of the round.
+        self._end_watches()
         ended.close()
 
-    def _note_store_client(self, key: RoundKey, address: str) -> None:
-        if self._features.survivors is not None:
-            self._features.survivors.note_store_client(key, address)
+    def _end_watches(self) -> None:
+        for feature in self._features:
+            feature.round_ends()
 
-    def _note_formed(self, local_rank: int) -> None:
-        if self._round is not None and self._round.key == self._node_state.round:
-            self._round.note_formed(local_rank)
+    def _note_store_client(self, key: RoundKey, address: str) -> None:
+        for feature in self._features:
+            feature.store_reached(key, address)
 
     def _is_wanted(self, ranks: RankAssignment) -> bool:
         """Whether these are still this node's ranks after a wait."""
@@ -423,7 +402,8 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
             self._orphans.kill_orphans()
 
     def _on_worker_end(self, worker: Worker) -> None:
-        self._features.note_end(worker)
+        for feature in self._features:
+            feature.worker_ended(worker)
         self._services.wake()
         self._orphans.reap()
         if self.running:

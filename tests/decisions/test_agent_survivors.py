@@ -97,7 +97,11 @@ class Node:
         """What the agent does after all messages so far."""
         for _ in range(5):
             await asyncio.sleep(0)
-        return self.survivors.choose(self, ranks, STOP)  # type: ignore[arg-type]
+        kept = self.survivors.advance(self, ranks)  # type: ignore[arg-type]
+        for worker in [] if kept is None else self.workers:
+            if worker.spec.local_rank not in kept and worker.stopped_with is None:
+                worker.stop(*STOP)
+        return kept is not None
 
     async def form(self, number: int, *local_ranks: int) -> RankAssignment:
         """Let these workers offer handles for a round, and join its group."""

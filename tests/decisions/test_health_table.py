@@ -33,9 +33,9 @@ from dlrover_run.features.node_check.node.health_table import (
     render_own_status,
 )
 from dlrover_run.features.node_check.node.node_checks import HealthReporter
-from dlrover_run.features.observe.progress_reporter import ProgressReporter
 from dlrover_run.spec import Entrypoint, JobSpec
 from dlrover_run.words.reasons import sentence
+from dlrover_run.workers.reporter import ProgressReporter
 
 PENDING, PASSED, STRAGGLER, FAULT = (
     HealthStatus.PENDING,
@@ -247,8 +247,8 @@ def narrated(
 
     async def run() -> None:
         console = Console(written.append, lambda: columns, lambda: lines, color=color)
-        reporter = ProgressReporter(spec, console)
-        reporter.health = HealthReporter(spec, console)
+        details = HealthReporter(spec, console)
+        reporter = ProgressReporter(spec, console, lambda: details)
         for number, assignment in enumerate(assignments):
             reporter.update(assignment)
             await asyncio.sleep(2.5 * REFRESH_SECONDS)

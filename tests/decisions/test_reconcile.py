@@ -14,6 +14,7 @@ from dlrover_run.agent.reconcile import (
     DesiredTask,
     Readiness,
     Release,
+    Replace,
     Reserve,
     Start,
     Stop,
@@ -64,6 +65,13 @@ TABLE: list[tuple[str, list[DesiredTask[str]], list[TaskState[str]], list[Action
     ("a place that its last task has not left", [desired("b")], [live()], [Stop("a", TERMINATE)]),
     ("a place that its last task has left", [desired("b")], [ended()], [Release("a"), Start("b")]),
     ("a place beside a running task", [desired(), desired("b", "q")], [live()], [Start("b")]),
+    (
+        "one that goes on with kept processes",
+        [desired("b", kept=frozenset({1}))],
+        [live()],
+        [Replace("b", frozenset({1}))],
+    ),
+    ("one in which places are free", [desired(kept=frozenset({1}))], [live()], [Replace("a", frozenset({1}))]),
 ]
 
 

@@ -246,7 +246,7 @@ def test_a_reader_that_closes_the_pipe_ends_neither_job_nor_launcher(tmp_path: P
 CHECKED_NODE = """
 import asyncio, os, sys
 from dlrover_run.features.node_check.node.node_checks import HealthReporter
-from dlrover_run.features.observe.progress_reporter import ProgressReporter
+from dlrover_run.workers.reporter import ProgressReporter
 from dlrover_run.console import console
 from dlrover_run.features.node_check.decision.model import HealthAssignment, HealthProgress, HealthStatus, NodeHealth
 from dlrover_run.coordination.model import Assignment, RankAssignment, RoundKey, Waiting
@@ -273,8 +273,8 @@ async def main(relay):
     columns = lambda: console.terminal_columns(2, "xterm")
     lines = console.Console(relay.write, columns, lambda: console.terminal_lines(2))
     spec = JobSpec(entrypoint=Entrypoint("program", "x", ()), run_id="x", backend="master")
-    reporter = ProgressReporter(spec, lines)
-    reporter.health = HealthReporter(spec, lines)
+    details = HealthReporter(spec, lines)
+    reporter = ProgressReporter(spec, lines, lambda: details)
     reporter.update(checking("pending", "pending"))
     await spoken.get()
     # A worker of the last round has not said its last word yet.

@@ -12,6 +12,7 @@ import msgspec
 from dlrover_run.agent.framework import AgentServices, FrameworkAdapter
 from dlrover_run.agent.reconcile import Action, DesiredTask, TaskState
 from dlrover_run.agent.result import JobResult, TaskResults
+from dlrover_run.coordination.activity import NodeActivity
 from dlrover_run.coordination.model import OVER, Assignment, NodePhase, NodeReport, Waiting
 from dlrover_run.coordination.parts import with_part
 from dlrover_run.features.observe.page import Progress
@@ -53,13 +54,13 @@ class TensorFlowAdapter(FrameworkAdapter[TaskKey]):
         self._services = services
         self._console = services.console
         self._shutdown = services.shutdown
-        self._starter = Starter(spec.job, services.console.info, ours=[str(PACKAGE)])
+        self.starter = Starter(spec.job, services.console.info, ours=[str(PACKAGE)])
         self._events = EventPrinter(services.console.info)
         job = spec.job
         several_nodes = job.backend != "memory"
         self._queues = Queues(Membership(job.run_id, job.master.token if job.master else "") if several_nodes else None)
         self._channel = TaskChannel(lambda key, event: self._tasks.on_event(key, event), self._queues)
-        self._tasks = TaskSupervisor(spec, services, self._starter, self._channel, self._events, self._fail)
+        self._tasks = TaskSupervisor(spec, services, self.starter, self._channel, self._events, self._fail)
         self._tasks.prestart()
         self._pace = PaceReport(lambda: self._tasks.seen, services.wake)
         self._assignment = Assignment()
@@ -67,7 +68,7 @@ class TensorFlowAdapter(FrameworkAdapter[TaskKey]):
 
     @property
     def pids(self) -> set[int]:
-        return self._starter.pids | self._tasks.pids
+        return self.starter.pids | self._tasks.pids
 
     @property
     def running(self) -> bool:
@@ -110,9 +111,9 @@ class TensorFlowAdapter(FrameworkAdapter[TaskKey]):
     def stalled(self) -> Mapping[str, str]:
         return self._tasks.stalled
 
-    @property
-    def watch_problem(self) -> str:
-        return self._tasks.watch_problem
+    def add_to_activity(self, activity: NodeActivity) -> NodeActivity:
+        problem = self._tasks.watch_problem
+        return msgspec.structs.replace(activity, watch_problem=problem) if problem else activity
 
     async def stacks(self, rank: int | None) -> NodeStacks:
         # Imported only here: a launch does not wait for it. Without ranks no question names one.
@@ -156,7 +157,7 @@ class TensorFlowAdapter(FrameworkAdapter[TaskKey]):
         return task_results(assignment, tuple(self._tasks.ends), self._services.node_state.host)
 
     async def close(self, assignment: Assignment, result: JobResult) -> None:
-        await self._starter.close()
+        await self.starter.close()
 
     def _fail(self, error: Exception) -> None:
         self.problem = self.problem or error

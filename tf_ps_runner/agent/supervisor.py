@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dlrover_run.agent.framework import AgentServices
-from dlrover_run.agent.reconcile import Action, Release, Reserve, Start, StopMode, WaitForPeers
+from dlrover_run.agent.reconcile import Action, Release, Reserve, Start, Stop, StopMode, WaitForPeers
 from dlrover_run.failures.worker_exit import WorkerExit
 from dlrover_run.features.observe.page import Progress
 from dlrover_run.processes.ports import PortPool
@@ -202,13 +202,14 @@ class TaskSupervisor:
             task.close()
             del self._tasks[action.key]
             self._wake()
-        elif action.mode is StopMode.DRAIN:
-            task.drain(self._spec.grace)
-            self._channel.send_order(task.key, task.message(order))
-        elif action.mode is StopMode.TERMINATE:
-            task.terminate(*self._shutdown.stop_with(self._spec.grace))
-        else:
-            task.kill()
+        elif isinstance(action, Stop):
+            if action.mode is StopMode.DRAIN:
+                task.drain(self._spec.grace)
+                self._channel.send_order(task.key, task.message(order))
+            elif action.mode is StopMode.TERMINATE:
+                task.terminate(*self._shutdown.stop_with(self._spec.grace))
+            else:
+                task.kill()
 
     def forward(self, number: signal.Signals, delivered_at: float | None) -> None:
         for task in self._tasks.values():

@@ -9,10 +9,12 @@ import asyncio
 import os
 import time
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from msgspec.structs import replace
 
-from dlrover_run.agent.framework import AgentServices
+from dlrover_run.agent.framework import AgentServices, FrameworkAdapter
+from dlrover_run.agent.result import JobResult
 from dlrover_run.coordination.bounds import MAX_TOTAL
 from dlrover_run.coordination.model import OVER, Assignment, NodeReport, RoundKey
 from dlrover_run.coordination.parts import with_part
@@ -20,20 +22,18 @@ from dlrover_run.features.autoscale.model import AutoscaleAssignment, AutoscaleN
 from dlrover_run.features.autoscale.scale_command import ScaleCommand
 from dlrover_run.features.autoscale.settings import AutoscaleSettings
 from dlrover_run.features.observe.page import Progress
+from dlrover_run.workers.feature import WorkersFeature
+from dlrover_run.workers.round import WorkerRound
 
 
-class Autoscaler:
-    """Both together. `read` returns the progress of the workers that run in a round, and `on_end` is called with the
-    pid of a command that has ended. `close` it in any case."""
+class Autoscaler(WorkersFeature):
+    """Both together."""
 
-    def __init__(
-        self,
-        services: AgentServices,
-        read: Callable[[RoundKey], Mapping[str, Progress]],
-        on_end: Callable[[int], None],
-    ) -> None:
-        spec, log = services.job, services.console.info
-        self._throughput = ThroughputReport(read, services.wake)
+    def __init__(self, services: AgentServices, tasks: FrameworkAdapter[Any]) -> None:
+        super().__init__(services, tasks)
+        spec, log, on_end = services.job, services.console.info, services.orphans.kill_session
+        self._workers: WorkerRound | None = None
+        self._throughput = ThroughputReport(self._read, services.wake)
         self._command = ScaleCommand(
             spec.settings_of("autoscale", AutoscaleSettings).command,
             spec.run_id,
@@ -46,22 +46,29 @@ class Autoscaler:
 
     @property
     def pids(self) -> set[int]:
-        """The pid of the command, while it runs."""
         return self._command.pids
 
+    def round_begins(self, workers: WorkerRound) -> None:
+        self._workers = workers
+
     def follow(self, assignment: Assignment, ends: bool) -> None:
-        """Take the latest assignment; `ends` means that this node's part in the job is over. Idempotent."""
         self._throughput.follow(assignment, ends)
         self._command.follow(assignment, ends)
 
     def add_to_report(self, report: NodeReport) -> NodeReport:
-        """The report with the steps of the workers and the end of the command."""
         return self._command.add_to_report(self._throughput.add_to_report(report))
 
-    async def close(self) -> None:
-        """Read no more, and end the command."""
+    async def close(self, result: JobResult) -> None:
         self._throughput.close()
         await self._command.close()
+
+    def _read(self, key: RoundKey) -> Mapping[str, Progress]:
+        """What the workers have done, if those that run are of that round."""
+        workers = self._workers
+        return workers.progress.by_name() if workers is not None and workers.key == key and workers.group.live else {}
+
+
+NODE = Autoscaler
 
 
 class ThroughputReport:

@@ -31,9 +31,6 @@ from dlrover_run.words.reasons import Reasons
 from dlrover_run.workers.round import WorkerRound
 from dlrover_run.workers.specs import Worker
 
-StopWith = tuple[signal.Signals, float, float | None]
-"""What `ShutdownRequest.stop_with` returns."""
-
 LATE = 0.5
 """Seconds by which a timer may be late. One that is later shows that this process was stalled, and perhaps all of the
 machine, so the workers get that time too."""
@@ -85,15 +82,15 @@ class Survivors:
             if before is None or before.key != ranks.key:
                 self._no_block = ()
 
-    def choose(self, current: WorkerRound, ranks: RankAssignment, stop_with: StopWith) -> bool:
-        """Send the workers that run the orders that are due for the round `ranks`, and stop those that cannot take part
-        in it. Returns whether that round begins with others, or goes on without those that were stopped. `stop_with` is
-        how a worker is stopped. Idempotent."""
+    def advance(self, current: WorkerRound, ranks: RankAssignment) -> frozenset[int] | None:
+        """Send the workers that run the orders that are due for the round `ranks`, and kill those that do not answer.
+        Returns the local ranks of those that go on in it while others take the places of the rest; None if they end
+        with their round, as in any other job, or if the round is complete. Idempotent."""
         is_same = current.key == ranks.key
         if is_same and current.has_failed:
             self._set_timer(None)
-            return False
-        steps = self._advance(ranks)
+            return None
+        steps = self._orders(ranks)
         late = f"within {self._timeout:g} s"
         replaced = []
         for worker in not_stopping(current):
@@ -111,11 +108,12 @@ class Survivors:
                 current.kill([worker.spec.rank], why, lost_peer)
         if not is_same and len(replaced) == len(not_stopping(current)):
             # They end with their round, as in any other job.
-            return False
-        for worker in replaced:
-            worker.stop(*stop_with)
+            return None
         # One that has been stopped may have ended already.
-        return not is_same or any(worker.stopped_with for worker in (*current.group.running, *current.group.ended))
+        stopped = replaced or any(worker.stopped_with for worker in (*current.group.running, *current.group.ended))
+        if is_same and not stopped:
+            return None
+        return frozenset(worker.spec.local_rank for worker in not_stopping(current) if worker not in replaced)
 
     def variables(self, key: RoundKey, local_rank: int) -> Mapping[str, str]:
         """The variables of a worker that is about to start for that round."""
@@ -145,7 +143,7 @@ class Survivors:
         if ended_before_its_group(record, part.key, worker.code or 0):
             worker.stopped_with = signal.SIGTERM
 
-    def _advance(self, ranks: RankAssignment) -> dict[int, Step]:
+    def _orders(self, ranks: RankAssignment) -> dict[int, Step]:
         """Send the workers the orders that are due, and return what is due for their processes: to replace, give up or
         fail them."""
         part, now = self._part, self._loop.time()

@@ -6,11 +6,13 @@ Imported only by an agent whose job has a health check.
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
-from dlrover_run.agent.framework import AgentServices
+from dlrover_run.agent.framework import AgentServices, FrameworkAdapter
+from dlrover_run.agent.result import JobResult
 from dlrover_run.console import rounds
 from dlrover_run.console.console import Console, DrawTable
-from dlrover_run.coordination.model import Assignment, NodeReport, PlanPhase, Waiting
+from dlrover_run.coordination.model import Assignment, NodeReport, PlanPhase, RankAssignment, Waiting
 from dlrover_run.features.events.records import CheckEnded, CheckStarted, Events
 from dlrover_run.features.node_check.decision.model import (
     HealthAssignment,
@@ -25,50 +27,49 @@ from dlrover_run.features.node_check.node.health_check import HealthCheckRunner
 from dlrover_run.features.node_check.node.health_file import HealthFile
 from dlrover_run.features.node_check.node.machine import severe_node_problems
 from dlrover_run.spec import JobSpec
-from dlrover_run.workers.starter import Starter
+from dlrover_run.workers.feature import WorkersFeature
 
 _BAD = frozenset({HealthStatus.STRAGGLER, HealthStatus.FAULT})
 
 
-class NodeChecks:
-    """All that this node does for the health checks of its job. `starter` is that of the workers."""
+class NodeChecks(WorkersFeature):
+    """All that this node does for the health checks of its job."""
 
-    def __init__(self, services: AgentServices, starter: Starter) -> None:
+    def __init__(self, services: AgentServices, tasks: FrameworkAdapter[Any]) -> None:
+        super().__init__(services, tasks)
         spec, log = services.job, services.console.info
-        self._services = services
         self._runner = HealthCheckRunner(
-            spec, starter, services.orphans.paused, services.wake, partial(severe_node_problems, spec, log), log
+            spec, tasks.starter, services.orphans.paused, services.wake, partial(severe_node_problems, spec, log), log
         )
         self._events = CheckEvents(services.events)
         self._file = HealthFile(services.run_dir, log)
-        self.reporter = HealthReporter(spec, services.console)
+        self.wait_details = HealthReporter(spec, services.console)
 
     @property
     def pids(self) -> set[int]:
-        """The pids of the check processes and of their template."""
         return self._runner.pids
 
-    def follow(self, assignment: Assignment, may_run: bool) -> None:
-        """Take the latest assignment; what it asks for is carried out if no worker runs or starts (`may_run`). Raises
-        what ended the work."""
+    def follow(self, assignment: Assignment, ends: bool) -> None:
         part = HealthAssignment.get(assignment.parts)
         self._events.follow(part)
         if not self._services.shutdown.wanted:
             self._file.follow(assignment, self._runner.devices)
-        if may_run:
+        # While no worker runs or starts, the devices are free.
+        if not ends and self._services.node_state.round is None and self._tasks.idle:
             self._runner.update(part.check_task, part.health)
 
     def add_to_report(self, report: NodeReport) -> NodeReport:
-        """The report with the results of this node."""
         return self._runner.add_to_report(report)
 
-    async def suspend(self) -> None:
-        """Free the devices, because the workers start now. Raises StuckProcess."""
+    async def before_round(self, ranks: RankAssignment) -> None:
+        # The workers need the devices.
         await self._runner.suspend()
 
-    async def close(self) -> None:
-        """End everything permanently."""
+    async def close(self, result: JobResult) -> None:
         await self._runner.close()
+
+
+NODE = NodeChecks
 
 
 class CheckEvents:
@@ -104,7 +105,7 @@ class HealthReporter:
         self._others: frozenset[NodeHealth] = frozenset()
         self._links: frozenset[tuple[frozenset[str], LinkRow]] = frozenset()
 
-    def print_cause(self, assignment: Assignment) -> None:
+    def before(self, assignment: Assignment) -> None:
         """If a check runs between two rounds, print the failure that ended the first one before it."""
         between = assignment.ranks is None and assignment.phase is PlanPhase.GATHERING
         failure = assignment.failure if between and self._rules.check == CHECK_ALWAYS else None
@@ -121,7 +122,7 @@ class HealthReporter:
             return None
         return lambda columns, lines: health_table.render_live_table(rows, columns, lines, self._console.color)
 
-    def print_bad_nodes(self, waiting: Waiting) -> None:
+    def news(self, waiting: Waiting) -> None:
         """On a console without a live table, print a line for each node that has just failed. Nodes that pass are
         printed at the end of the check."""
         rows = HealthProgress.get(waiting.parts).rows
@@ -135,7 +136,7 @@ class HealthReporter:
             if row.status in _BAD and known.get((row.node_id, row.incarnation)) is not row.status:
                 self._console.info(health_table.render_node_status(rows, place))
 
-    def print_outcome(self, assignment: Assignment) -> None:
+    def after(self, assignment: Assignment) -> None:
         """Print the table on the node with rank 0, and one line on the others. A round without a check only has fewer
         nodes or another order of them, which prints nothing."""
         part = HealthAssignment.get(assignment.parts)

@@ -6,32 +6,26 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from dlrover_run.agent.host import host_name
 from dlrover_run.console import rounds
-from dlrover_run.console.console import Console
+from dlrover_run.console.console import Console, is_verbose
 from dlrover_run.coordination.model import OVER, Assignment, PlanPhase, RankAssignment, Waiting
 from dlrover_run.failures import causes
 from dlrover_run.output.streams import RunDir
 from dlrover_run.spec import JobSpec
+from dlrover_run.workers.feature import WaitDetails
 from dlrover_run.workers.round import WorkerRound
-
-if TYPE_CHECKING:
-    from dlrover_run.features.node_check.node.node_checks import HealthReporter
-
-
-def is_verbose(environ: Mapping[str, str]) -> bool:
-    """Whether the user wants more than the necessary messages (LOGLEVEL=INFO or DEBUG)."""
-    return environ.get("LOGLEVEL", "").upper() in ("INFO", "DEBUG")
 
 
 class ProgressReporter:
-    """Prints the progress of one node on `console`. `health` prints the health check, None in a job without one."""
+    """Prints the progress of one node on `console`. `details` returns what prints more about a wait, if anything."""
 
-    def __init__(self, spec: JobSpec, console: Console) -> None:
-        self.health: HealthReporter | None = None
+    def __init__(
+        self, spec: JobSpec, console: Console, details: Callable[[], WaitDetails | None] = lambda: None
+    ) -> None:
+        self._details = details
         self._spec = spec
         self._console = console
         self._waiting: Waiting | None = None
@@ -44,21 +38,22 @@ class ProgressReporter:
             self._console.info(rounds.render_start(self._spec.workers_per_node, run_dir.path, self._spec.logs))
 
     def update(self, assignment: Assignment) -> None:
-        """Show what a node without ranks waits for, with the time left, and the result of each health check once."""
-        if self.health is not None:
-            self.health.print_cause(assignment)
+        """Show what a node without ranks waits for, with the time left, and the details once."""
+        details = self._details()
+        if details is not None:
+            details.before(assignment)
         waiting = assignment.waiting if assignment.ranks is None and assignment.phase not in OVER else None
         if waiting != self._waiting:
             self._waiting = waiting
             if waiting is None:
                 self._console.clear_waiting()
-            elif self.health is None:
+            elif details is None:
                 self._console.show_waiting(waiting.text, waiting.seconds, None)
             else:
-                self._console.show_waiting(waiting.text, waiting.seconds, self.health.table(waiting))
-                self.health.print_bad_nodes(waiting)
-        if self.health is not None:
-            self.health.print_outcome(assignment)
+                self._console.show_waiting(waiting.text, waiting.seconds, details.table(waiting))
+                details.news(waiting)
+        if details is not None:
+            details.after(assignment)
 
     def begin_round(self, ranks: RankAssignment) -> None:
         """Print that a round begins: one line on the node with rank 0, and on each node whose ranks are others than

@@ -1,0 +1,108 @@
+"""The seam between the agent and a feature, and the list of the features of a job, which the agent's loop calls."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from dlrover_run import features
+from dlrover_run.coordination.model import Assignment
+
+if TYPE_CHECKING:
+    from dlrover_run.agent.framework import AgentServices, FrameworkAdapter
+    from dlrover_run.agent.result import JobResult
+    from dlrover_run.coordination.activity import NodeActivity
+    from dlrover_run.coordination.model import NodeReport
+
+
+class NodeFeature:
+    """What a node does for one feature of its job. `tasks` are those of this node.
+
+    The agent calls it in the thread of its loop. No method but `close` waits: what takes time goes on in the background
+    and calls `services.wake` when there is news. Here each method does nothing.
+    """
+
+    def __init__(self, services: AgentServices, tasks: FrameworkAdapter[Any]) -> None:
+        self._services = services
+        self._tasks = tasks
+
+    @property
+    def pids(self) -> set[int]:
+        """Its child processes, which are no orphans."""
+        return set()
+
+    def open(self) -> None:
+        """Begin. It is called once, before the first task starts. Raises OSError."""
+
+    def follow(self, assignment: Assignment, ends: bool) -> None:
+        """Take the latest assignment, in each turn of the loop, before the tasks take it; the same one may come again.
+        `ends` means that the job is over for this node, or that it leaves. Raises what ends the node."""
+
+    def add_to_report(self, report: NodeReport) -> NodeReport:
+        """The report of this node with what the feature has to report, in each turn of the loop."""
+        return report
+
+    def add_to_activity(self, activity: NodeActivity) -> NodeActivity:
+        """What this node does, for people, with what the feature knows of it; about once a second."""
+        return activity
+
+    def stop_waiting(self) -> None:
+        """Hurry: this node has to stop. It is called at a signal, perhaps while `close` waits."""
+
+    async def close(self, result: JobResult) -> None:
+        """End all that it has begun, its processes too. No task runs, and `result` is that of the job for this node."""
+
+
+F = TypeVar("F", bound=NodeFeature)
+
+
+class NodeFeatures:
+    """The features that the job has, as far as it is known, in the order in which they began."""
+
+    def __init__(self) -> None:
+        self._begun: dict[str, NodeFeature] = {}
+        self._is_open = False
+
+    def begin(self, services: AgentServices, tasks: FrameworkAdapter[Any], assignment: Assignment) -> None:
+        """Begin what the job has by this assignment or by its own settings. Idempotent. Raises OSError."""
+        has_rounds = services.job.rules.has_rounds
+        for row in features.FEATURES:
+            if row.name in self._begun or not row.node or not (has_rounds or not row.workers):
+                continue
+            if row.has(services.job, assignment):
+                module = import_module(f"{features.__name__}.{row.name}.{row.node}")
+                begun: NodeFeature = module.NODE(services, tasks)
+                self._begun[row.name] = begun
+                begun.open()
+
+    def of(self, kind: type[F]) -> list[F]:
+        """Those of a class."""
+        return [feature for feature in self._begun.values() if isinstance(feature, kind)]
+
+    @property
+    def pids(self) -> set[int]:
+        """Their child processes."""
+        return set().union(*(feature.pids for feature in self._begun.values()))
+
+    def follow(self, assignment: Assignment, ends: bool) -> None:
+        for feature in self._begun.values():
+            feature.follow(assignment, ends)
+
+    def add_to_report(self, report: NodeReport) -> NodeReport:
+        for feature in self._begun.values():
+            report = feature.add_to_report(report)
+        return report
+
+    def add_to_activity(self, activity: NodeActivity) -> NodeActivity:
+        for feature in self._begun.values():
+            activity = feature.add_to_activity(activity)
+        return activity
+
+    def stop_waiting(self) -> None:
+        for feature in self._begun.values():
+            feature.stop_waiting()
+
+    async def close(self, result: JobResult) -> None:
+        """End them all, one after the other."""
+        for feature in self._begun.values():
+            await feature.close(result)

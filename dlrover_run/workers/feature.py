@@ -1,0 +1,71 @@
+"""The seam between the workers of a node and a feature: what happens to each round."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Protocol
+
+from dlrover_run.agent.node_feature import NodeFeature
+from dlrover_run.console.console import DrawTable
+from dlrover_run.coordination.model import Assignment, RankAssignment, RoundKey, Waiting
+
+if TYPE_CHECKING:
+    from dlrover_run.workers.round import WorkerRound
+    from dlrover_run.workers.specs import Worker
+
+
+class WaitDetails(Protocol):
+    """What a feature prints around the line about a wait (`workers.reporter`)."""
+
+    def before(self, assignment: Assignment) -> None:
+        """Print what comes before that line, for each assignment."""
+
+    def table(self, waiting: Waiting) -> DrawTable | None:
+        """What is drawn below the line, if anything."""
+
+    def news(self, waiting: Waiting) -> None:
+        """Print what has changed while this node waits."""
+
+    def after(self, assignment: Assignment) -> None:
+        """Print what comes after that line, for each assignment."""
+
+
+class WorkersFeature(NodeFeature):
+    """What a node does for a feature of a job with rounds of workers. Here each method does nothing.
+
+    `meets_elsewhere`: the workers do not meet at the store of their round.
+    """
+
+    meets_elsewhere = False
+    wait_details: WaitDetails | None = None
+
+    def environment(self, key: RoundKey, local_rank: int) -> Mapping[str, str]:
+        """Variables of a worker that is about to start for that round."""
+        return {}
+
+    async def before_round(self, ranks: RankAssignment) -> None:
+        """The workers of a round start next. Raises what ends the node."""
+
+    def round_begins(self, workers: WorkerRound) -> None:
+        """The workers of this round start now, those that it has taken over excepted."""
+
+    def round_runs(self, workers: WorkerRound) -> None:
+        """They have been started. Raises OSError."""
+
+    def round_ends(self) -> None:
+        """What was opened for the workers of the last round is closed next, or belongs to another round. Idempotent."""
+
+    def worker_ended(self, worker: Worker) -> None:
+        """A worker has ended."""
+
+    def store_reached(self, key: RoundKey, address: str) -> None:
+        """The first client has connected, from that address, to the store of the round, which this node serves."""
+
+    def may_keep(self, assignment: Assignment) -> bool:
+        """Whether running workers may go on in a round that has not formed yet."""
+        return False
+
+    def kept(self, current: WorkerRound, ranks: RankAssignment) -> frozenset[int] | None:
+        """The local ranks of the workers of `current` that go on in the round of these ranks, where others take the
+        places of the rest; None if all workers are started anew, or if the round is complete."""
+        return None
