@@ -15,7 +15,7 @@ from dlrover_run import exit_codes
 from dlrover_run.agent.host import explain_os_error
 from dlrover_run.console.text import format_time_of_day, prefix_with_node
 from dlrover_run.exit_reasons import ExitReason, in_scheme
-from dlrover_run.output.streams import RunDir, create_run_dir, remove_run_dir
+from dlrover_run.output.run_directory import RunDir, create_run_dir, remove_run_dir
 from dlrover_run.processes import title, tree, watchdog
 from dlrover_run.spec import JobSpec, SpecError
 

@@ -33,7 +33,7 @@ from dlrover_run.features.observe.activity_report import REFRESH_INTERVAL, Activ
 from dlrover_run.features.observe.progress_sampler import ProgressSampler
 from dlrover_run.features.operate.agent_socket import AgentSocket
 from dlrover_run.output.relay_client import RelayClient
-from dlrover_run.output.streams import RunDir
+from dlrover_run.output.run_directory import RunDir
 from dlrover_run.processes import tree
 from dlrover_run.processes.orphans import OrphanKiller
 from dlrover_run.processes.process import StuckProcess

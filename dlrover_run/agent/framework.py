@@ -24,7 +24,7 @@ from dlrover_run.coordination.model import Assignment, NodeReport
 from dlrover_run.features.events.records import NO_EVENTS, Events
 from dlrover_run.features.observe.page import Progress
 from dlrover_run.output.relay_client import RelayClient
-from dlrover_run.output.streams import RunDir
+from dlrover_run.output.run_directory import RunDir
 from dlrover_run.processes.orphans import OrphanKiller
 from dlrover_run.spec import JobSpec
 

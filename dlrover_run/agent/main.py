@@ -24,7 +24,7 @@ from dlrover_run.failures.worker_exit import WorkerExit
 from dlrover_run.features.events.event_log import log_opened, open_event_log
 from dlrover_run.features.events.recent import RecentEvents
 from dlrover_run.output.relay_client import RelayClient
-from dlrover_run.output.streams import RunDir, make_temp_dir, remove_run_dir
+from dlrover_run.output.run_directory import RunDir, make_temp_dir, remove_run_dir
 from dlrover_run.processes import tree
 from dlrover_run.rendezvous.backends import open_client
 from dlrover_run.spec import JobSpec, SpecError

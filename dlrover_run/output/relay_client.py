@@ -24,9 +24,8 @@ from dlrover_run.output.channels import PIPE_BYTES, MessagePipe, open_pipe, open
 from dlrover_run.output.messages import OWN_MESSAGES
 from dlrover_run.output.relay_process import CLOSE_TIMEOUT, RelayProcess
 from dlrover_run.output.relay_start import StartedRelay, start_relay
-from dlrover_run.output.ring import RingWriter
+from dlrover_run.output.ring import RingWriter, tail_text
 from dlrover_run.output.sinks import is_writable
-from dlrover_run.output.streams import tail_text
 
 DRAIN_TIMEOUT = 5.0
 """Seconds without a byte written after which a drain gives up, once `stop_waiting` was called."""

@@ -68,6 +68,26 @@ def tail(fd: int) -> tuple[bytes, bool]:
     return data, first > 0
 
 
+def tail_text(data: bytes, cut: bool) -> str:
+    """The end of an output as text; if its beginning was `cut` off, it starts with a whole line if it has one."""
+    if cut:
+        _, newline, rest = data.partition(b"\n")
+        if newline and rest:
+            data = rest
+    return data.decode(errors="replace")
+
+
+def read_log_tail(path: str, limit: int = TAIL_BYTES) -> str:
+    """The last `limit` bytes of a log file as text, starting with a whole line; empty if it cannot be read."""
+    try:
+        with open(path, "rb") as log:
+            start = max(0, log.seek(0, os.SEEK_END) - limit)
+            log.seek(start)
+            return tail_text(log.read(limit), cut=start > 0)
+    except OSError:
+        return ""
+
+
 def _max_write(size: int) -> int:
     return min(MAX_WRITE, size // 2)
 

@@ -21,7 +21,16 @@ from typing import Any
 import msgspec
 
 from dlrover_run.failures.causes import describe_exit_code
-from dlrover_run.output.streams import RankStreams, Stream, StreamPlan, Tee
+from dlrover_run.output.destinations import (
+    Destination,
+    Inherited,
+    LogFile,
+    Nowhere,
+    RankStreams,
+    Relayed,
+    StreamPlan,
+    Tee,
+)
 from dlrover_run.processes import event_loop, signals, tree
 from dlrover_run.spec import LogSpec, SpecError, StreamMap
 
@@ -145,15 +154,15 @@ class LogsSpecsClient:
 def plan_from_destinations(answer: LogsDestinations, logs: LogSpec) -> StreamPlan:
     """The streams of one attempt as the plugin placed them; /dev/null is nowhere, an empty path is our console."""
 
-    def stream(path: str, console: Stream, nowhere: Stream) -> Stream:
-        return console if not path else nowhere if path == os.devnull else Stream("file", path)
+    def destination(path: str, console: Destination, nowhere: Destination) -> Destination:
+        return console if not path else nowhere if path == os.devnull else LogFile(path)
 
     ranks: list[RankStreams] = []
     tees: list[Tee] = []
     for rank in sorted(answer.environments):
-        stdout = stream(answer.stdouts[rank], Stream("inherit"), Stream("null"))
+        stdout = destination(answer.stdouts[rank], Inherited(), Nowhere())
         # A hidden standard error still goes through the relay, so that the failure report can quote its end.
-        stderr = stream(answer.stderrs[rank], Stream("relay", shown=True), Stream("relay", shown=False))
+        stderr = destination(answer.stderrs[rank], Relayed(shown=True), Relayed(shown=False))
         error_file = answer.error_files.get(rank, "")
         ranks.append(RankStreams(rank, stdout, stderr, None if error_file in ("", os.devnull) else error_file))
         if (path := answer.tee_stdouts.get(rank, os.devnull)) != os.devnull:

@@ -11,7 +11,8 @@ from dlrover_run.failures.error_file import read_error_file
 from dlrover_run.failures.guard import guarded
 from dlrover_run.failures.oom_kills import OomKillCounters
 from dlrover_run.failures.worker_exit import WorkerExit
-from dlrover_run.output.streams import RankStreams, read_tail
+from dlrover_run.output.destinations import RankStreams, log_path
+from dlrover_run.output.ring import read_log_tail
 from dlrover_run.workers.specs import Worker
 
 
@@ -32,8 +33,8 @@ def build_worker_exit(
         code=worker.code,
         unix_time=worker.ended_at,
         stopped_with=worker.stopped_with,
-        stdout_path=placed.stdout.path,
-        stderr_path=placed.stderr.path,
+        stdout_path=log_path(placed.stdout),
+        stderr_path=log_path(placed.stderr),
         failed_first=raised,
         forwarded=-worker.code in worker.forwarded,
     )
@@ -60,12 +61,13 @@ def _explain(
 
 def read_stderr(placed: RankStreams, tail: str | None) -> str:
     """The end of a worker's standard error: from its log file, or `tail` from the relay."""
-    return read_tail(placed.stderr.path) if placed.stderr.path else tail or ""
+    path = log_path(placed.stderr)
+    return read_log_tail(path) if path is not None else tail or ""
 
 
 def _full_disk(placed: RankStreams) -> str | None:
     """A clause on the first of a worker's directories whose disk is full, so that its output may be missing."""
-    written = [path for path in (placed.stderr.path, placed.stdout.path, placed.error_file) if path]
+    written = [*placed.log_paths, *([placed.error_file] if placed.error_file else [])]
     for directory in dict.fromkeys([*map(os.path.dirname, written), *_temp_dirs()]):
         try:
             disk = os.statvfs(directory)

@@ -13,7 +13,7 @@ from dlrover_run.console import rounds
 from dlrover_run.console.console import Console, is_verbose
 from dlrover_run.coordination.model import OVER, Assignment, PlanPhase, RankAssignment, Waiting
 from dlrover_run.failures import causes
-from dlrover_run.output.streams import RunDir
+from dlrover_run.output.run_directory import RunDir
 from dlrover_run.spec import JobSpec
 from dlrover_run.workers.feature import WaitDetails
 from dlrover_run.workers.round import WorkerRound

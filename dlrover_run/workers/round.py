@@ -254,9 +254,8 @@ class WorkerRound:
         keys = [_key(worker) for worker in ended]
         if others_go_on:
             tails = await self._relay.drain(drain_timeout, keys)
-            placed = [self._specs.streams.ranks[worker.spec.local_rank] for worker in ended]
-            paths = [stream.path for one in placed for stream in (one.stdout, one.stderr) if stream.path is not None]
-            self._relay.release(keys, paths)
+            placed = (self._specs.streams.ranks[worker.spec.local_rank] for worker in ended)
+            self._relay.release(keys, [path for one in placed for path in one.log_paths])
         else:
             tails = await self._relay.end_round(keys, timeout=drain_timeout)
         self.ends += tuple(self._describe(worker, tails.get(_key(worker))) for worker in ended)

@@ -15,8 +15,10 @@ from dlrover_run.agent.host import host_name
 from dlrover_run.coordination.model import RankAssignment
 from dlrover_run.features.observe import page
 from dlrover_run.features.observe.pages import ProgressPages
-from dlrover_run.output import streams
+from dlrover_run.output.destinations import StreamPlan, line_prefix, plan_streams, share_console
+from dlrover_run.output.opening import open_outputs, show_files, size_of
 from dlrover_run.output.relay_client import RelayClient, StepSearch
+from dlrover_run.output.run_directory import make_attempt_dirs, next_free_attempt
 from dlrover_run.processes.process import ManagedProcess, ProcessSpec
 from dlrover_run.spec import JobSpec, SpecError
 from dlrover_run.workers.environment import (
@@ -78,7 +80,7 @@ class WorkerSpecs(msgspec.Struct, frozen=True):
     those of the specs before."""
 
     ranks: RankAssignment
-    streams: streams.StreamPlan
+    streams: StreamPlan
     workers: tuple[WorkerSpec, ...]
     startup_probe: StartupProbe
     progress: ProgressPages
@@ -111,16 +113,14 @@ def build_worker_specs(
     opened.
     """
     if placed is None:
-        attempt = streams.next_free_attempt(run_dir, ranks.round - 1)
-        plan = streams.plan_streams(spec.logs, run_dir, attempt, ranks.workers)
-        streams.make_dirs(plan)
+        attempt = next_free_attempt(run_dir, ranks.round - 1)
+        plan = plan_streams(spec.logs, run_dir, attempt, ranks.workers)
+        if plan.directory is not None:
+            make_attempt_dirs(plan.directory, range(ranks.workers))
     else:
         plan = _placed_plan(placed, spec)
-    shared = streams.shares_console(plan)
-    if spec.progress_regex or spec.logs.prefixed or shared:
-        plan = streams.route_through_relay(plan, hidden=bool(spec.progress_regex))
-    if relay.single_console:
-        plan = streams.merge_stdout_into_stderr(plan)
+    shared, searched = plan.shared, bool(spec.progress_regex)
+    plan = share_console(plan, one_place=relay.single_console, prefixed=spec.logs.prefixed, searched=searched)
     cpus = _bound_cpus(spec, ranks, parent)
     wanted = wanted_at_start(spec)
     probe, progress, results = _resources(spec, ranks, before, kept)
@@ -129,14 +129,14 @@ def build_worker_specs(
         merged = tuple(old[one.local_rank] if one.local_rank in kept else one for one in new)
         plan = replace(plan, ranks=merged, tees=tuple(tee for tee in plan.tees if tee.local_rank not in kept))
     workers = []
-    for rank_streams in plan.ranks:
-        local_rank = rank_streams.local_rank
+    for placement in plan.ranks:
+        local_rank = placement.local_rank
         rank = ranks.first_rank + local_rank
         if before is not None and local_rank in kept:
             workers.append(replace(before.workers[local_rank], name=f"rank {rank}", rank=rank, stdio=(0, 1, 2)))
             continue
         if placed is None:
-            environment = worker_environment(spec, ranks, local_rank, parent, rank_streams.error_file or "")
+            environment = worker_environment(spec, ranks, local_rank, parent, placement.error_file or "")
         else:
             environment = {**parent, **placed.environments[local_rank]}
         environment |= probe.marks.environment()
@@ -152,6 +152,7 @@ def build_worker_specs(
             args = (_payload_path(spec), results.path(local_rank))
         prefix = _prefix(spec, ranks, local_rank) if spec.logs.prefixed else None
         search = StepSearch(spec.progress_regex, progress.path(local_rank)) if spec.progress_regex else None
+        outputs = open_outputs(placement, relay, str(local_rank), prefix=prefix, whole_lines=shared, steps=search)
         workers.append(
             WorkerSpec(
                 name=f"rank {rank}",
@@ -161,18 +162,15 @@ def build_worker_specs(
                 argv=command_line(spec.entrypoint, args),
                 args=args,
                 environment=environment,
-                stdio=(0, *_outputs(rank_streams, relay, prefix, shared, search)),
+                stdio=(0, *outputs),
                 cpus=cpus.get(local_rank),
                 signal_group=spec.entrypoint.kind == "program",
             )
         )
         if search is not None:
-            outputs = (rank_streams.stdout, rank_streams.stderr)
-            for path in dict.fromkeys(each.path for each in outputs if each.path is not None):
-                relay.search_log(path, search, start=_size(path))
-    for tee in plan.tees:
-        prefix = _prefix(spec, ranks, tee.local_rank)
-        relay.add_tail(tee.path, tee.out, prefix, tee.needles, tee.filtered, start=_size(tee.path))
+            for path in placement.log_paths:
+                relay.search_log(path, search, start=size_of(path))
+    show_files(((tee, _prefix(spec, ranks, tee.local_rank)) for tee in plan.tees), relay)
     return WorkerSpecs(ranks, plan, tuple(workers), probe, progress, results)
 
 
@@ -211,24 +209,19 @@ def wanted_at_start(spec: JobSpec) -> tuple[str, ...]:
 
 def _prefix(spec: JobSpec, ranks: RankAssignment, local_rank: int) -> str:
     rank = ranks.first_rank + local_rank
-    return streams.line_prefix(spec.logs.prefix_template, spec.role, rank, local_rank, host_name())
+    return line_prefix(spec.logs.prefix_template, spec.role, rank, local_rank, host_name())
 
 
-def _placed_plan(placed: LogsDestinations, spec: JobSpec) -> streams.StreamPlan:
+def _placed_plan(placed: LogsDestinations, spec: JobSpec) -> StreamPlan:
     from dlrover_run.torchrun.logs_specs import plan_from_destinations
 
     plan = plan_from_destinations(placed, spec.logs)
-    for rank_streams in plan.ranks:
+    for placement in plan.ranks:
         # A plugin may name the same file in every round; the record of an earlier round must not be read as this one's.
-        if rank_streams.error_file is not None:
+        if placement.error_file is not None:
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(rank_streams.error_file)
+                os.unlink(placement.error_file)
     return plan
-
-
-def _size(path: str) -> int:
-    """The size of a log file from an earlier round, whose content has been shown already."""
-    return os.path.getsize(path) if os.path.exists(path) else 0
 
 
 def _bound_cpus(spec: JobSpec, ranks: RankAssignment, parent: Mapping[str, str]) -> dict[int, frozenset[int]]:
@@ -239,23 +232,6 @@ def _bound_cpus(spec: JobSpec, ranks: RankAssignment, parent: Mapping[str, str])
 
     gpus = numa.binding_gpus(spec.numa_binding, parent)
     return {rank: numa.cpus_for_rank(spec.numa_binding, rank, gpus) for rank in range(ranks.workers)}
-
-
-def _outputs(
-    rank_streams: streams.RankStreams, relay: RelayClient, prefix: str | None, shared: bool, search: StepSearch | None
-) -> tuple[int, int]:
-    """Standard output and standard error of one worker. `prefix` stands before each line that comes to the console.
-    `shared` is true if other workers write there too. `search` has the relay look for steps."""
-    key, out, err = str(rank_streams.local_rank), rank_streams.stdout, rank_streams.stderr
-    if err.where == "relay":
-        stderr = relay.open_stderr(key, show=err.shown, prefix=prefix, whole_lines=shared, steps=search)
-    else:
-        stderr = streams.open_output(err, 2)
-    if out.where == "stderr":
-        return stderr, stderr
-    if out.where == "relay":
-        return relay.open_stdout(key, prefix, show=out.shown, steps=search), stderr
-    return streams.open_output(out, 1), stderr
 
 
 def close_streams(workers: Iterable[WorkerSpec]) -> None:

@@ -32,7 +32,7 @@ from dlrover_run.coordination.model import (
 )
 from dlrover_run.features.events.records import Event, Events
 from dlrover_run.output.relay_client import RelayClient
-from dlrover_run.output.streams import create_run_dir, make_temp_dir
+from dlrover_run.output.run_directory import create_run_dir, make_temp_dir
 from dlrover_run.processes import tree, watchdog
 from dlrover_run.spec import Entrypoint, JobSpec
 from dlrover_run.words.reasons import Code, Reasons, sentence

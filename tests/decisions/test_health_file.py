@@ -20,7 +20,7 @@ from dlrover_run.features.node_check.decision.model import (
     NodeHealth,
 )
 from dlrover_run.features.node_check.node.health_file import FILE_NAME, HealthFile, HealthResult, write_health_file
-from dlrover_run.output.streams import RunDir, create_run_dir, remove_run_dir
+from dlrover_run.output.run_directory import RunDir, create_run_dir, remove_run_dir
 from dlrover_run.spec import LogSpec
 
 OWN = NodeHealth(node_id="1-a", incarnation="a", host="gpu-a", status=HealthStatus.PASSED, tflops=0.084, gigabytes=1.25)

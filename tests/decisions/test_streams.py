@@ -7,24 +7,29 @@ from pathlib import Path
 
 import pytest
 
-from dlrover_run.output.streams import (
+from dlrover_run.output.destinations import (
+    Destination,
+    Inherited,
+    LogFile,
+    Nowhere,
     RankStreams,
-    RunDir,
-    Stream,
+    Relayed,
+    SameAsStderr,
     Tee,
-    create_run_dir,
     line_prefix,
-    make_dirs,
-    make_temp_dir,
-    merge_stdout_into_stderr,
-    next_free_attempt,
-    open_output,
     plan_streams,
+    share_console,
+)
+from dlrover_run.output.opening import open_destination
+from dlrover_run.output.ring import read_log_tail
+from dlrover_run.output.run_directory import (
+    RunDir,
+    create_run_dir,
+    make_attempt_dirs,
+    make_temp_dir,
+    next_free_attempt,
     prune_empty,
-    read_tail,
     remove_run_dir,
-    route_through_relay,
-    shares_console,
 )
 from dlrover_run.spec import LogSpec, SpecError, Std, StreamMap
 
@@ -35,16 +40,15 @@ def test_without_flags_stdout_is_inherited_and_stderr_passes_the_relay() -> None
     plan = plan_streams(LogSpec(), "/run", 0, 2)
     assert plan.tees == ()
     assert plan.ranks == tuple(
-        RankStreams(rank, Stream("inherit"), Stream("relay", shown=True), f"/run/attempt_0/{rank}/error.json")
-        for rank in (0, 1)
+        RankStreams(rank, Inherited(), Relayed(shown=True), f"/run/attempt_0/{rank}/error.json") for rank in (0, 1)
     )
 
 
 def test_redirect_names_the_files_of_torchruns_layout() -> None:
     plan = plan_streams(LogSpec(redirects=BOTH), "/run", 3, 1)
     assert plan.directory == "/run/attempt_3"
-    assert plan.ranks[0].stdout == Stream("file", "/run/attempt_3/0/stdout.log")
-    assert plan.ranks[0].stderr == Stream("file", "/run/attempt_3/0/stderr.log")
+    assert plan.ranks[0].stdout == LogFile("/run/attempt_3/0/stdout.log")
+    assert plan.ranks[0].stderr == LogFile("/run/attempt_3/0/stderr.log")
     assert plan.tees == ()
 
 
@@ -55,56 +59,63 @@ def test_tee_is_a_file_that_is_shown() -> None:
         Tee(1, 2, "/run/attempt_0/1/stderr.log", ("loss",), "/run/attempt_0/filtered_stderr.log"),
         Tee(10, 1, "/run/attempt_0/10/stdout.log"),
     )
-    assert plan.ranks[10].stdout == Stream("file", "/run/attempt_0/10/stdout.log")
-    assert plan.ranks[10].stderr == Stream("relay", shown=True)
-    assert plan.ranks[1].stdout == Stream("inherit")
+    assert plan.ranks[10].stdout == LogFile("/run/attempt_0/10/stdout.log")
+    assert plan.ranks[10].stderr == Relayed(shown=True)
+    assert plan.ranks[1].stdout == Inherited()
 
 
 def test_a_hidden_rank_keeps_its_files_and_its_tail_but_shows_nothing() -> None:
     logs = LogSpec(tee=StreamMap(by_rank={1: Std.OUT}), shown_ranks=frozenset({0}))
     plan = plan_streams(logs, "/run", 0, 3)
     assert plan.tees == ()
-    assert plan.ranks[1].stdout == Stream("file", "/run/attempt_0/1/stdout.log")
-    assert plan.ranks[2].stdout == Stream("null")
-    assert plan.ranks[2].stderr == Stream("relay", shown=False)
-    assert plan.ranks[0].stdout == Stream("inherit")
+    assert plan.ranks[1].stdout == LogFile("/run/attempt_0/1/stdout.log")
+    assert plan.ranks[2].stdout == Nowhere()
+    assert plan.ranks[2].stderr == Relayed(shown=False)
+    assert plan.ranks[0].stdout == Inherited()
 
 
 def test_on_one_console_only_what_both_streams_show_there_goes_one_way() -> None:
-    logs = LogSpec(
-        redirects=StreamMap(by_rank={1: Std.OUT, 2: Std.ERR}), shown_ranks=frozenset({0, 1, 2}), tee=StreamMap()
-    )
-    plan = plan_streams(logs, "/run", 0, 4)
-    ordered = merge_stdout_into_stderr(plan)
-    assert ordered.ranks[0].stdout == Stream("stderr")
-    assert [rank.stderr for rank in ordered.ranks] == [rank.stderr for rank in plan.ranks]
-    assert ordered.ranks[1:] == plan.ranks[1:]  # Files, and a rank that is not shown.
+    plan = plan_streams(LogSpec(), "/run", 0, 1)
+    assert share_console(plan, one_place=False) == plan
+    ordered = share_console(plan, one_place=True)
+    assert ordered.ranks[0].stdout == SameAsStderr()
+    assert ordered.ranks[0].stderr == plan.ranks[0].stderr
 
 
 def test_workers_share_a_console_where_two_of_them_write_to_it() -> None:
-    assert shares_console(plan_streams(LogSpec(), "/run", 0, 2))
-    assert not shares_console(plan_streams(LogSpec(), "/run", 0, 1))
-    assert not shares_console(plan_streams(LogSpec(shown_ranks=frozenset({1})), "/run", 0, 2))
+    assert plan_streams(LogSpec(), "/run", 0, 2).shared
+    assert not plan_streams(LogSpec(), "/run", 0, 1).shared
+    assert not plan_streams(LogSpec(shown_ranks=frozenset({1})), "/run", 0, 2).shared
     first_only = LogSpec(redirects=BOTH, tee=StreamMap(by_rank={0: Std.ALL}))
-    assert not shares_console(plan_streams(first_only, "/run", 0, 2))
-    assert shares_console(plan_streams(LogSpec(redirects=BOTH, tee=BOTH), "/run", 0, 2))
+    assert not plan_streams(first_only, "/run", 0, 2).shared
+    assert plan_streams(LogSpec(redirects=BOTH, tee=BOTH), "/run", 0, 2).shared
 
 
-def test_what_is_prefixed_passes_the_relay_unless_it_goes_elsewhere() -> None:
+def test_lines_of_a_shared_console_pass_the_relay_unless_they_go_elsewhere() -> None:
     logs = LogSpec(redirects=StreamMap(by_rank={1: Std.OUT, 2: Std.ERR}), shown_ranks=frozenset({0, 1, 2}))
     plan = plan_streams(logs, "/run", 0, 4)
-    relayed = route_through_relay(plan)
-    shown = Stream("relay", shown=True)
-    assert [rank.stdout for rank in relayed.ranks] == [shown, plan.ranks[1].stdout, shown, Stream("null")]
-    assert [rank.stderr for rank in relayed.ranks] == [rank.stderr for rank in plan.ranks]
+    file, shown = plan.ranks[1].stdout, Relayed(shown=True)
+
+    def stdouts(*, one_place: bool, searched: bool = False) -> list[Destination]:
+        routed = share_console(plan, one_place=one_place, searched=searched)
+        assert [rank.stderr for rank in routed.ranks] == [rank.stderr for rank in plan.ranks]
+        return [rank.stdout for rank in routed.ranks]
+
+    assert stdouts(one_place=False) == [shown, file, shown, Nowhere()]
     # On one console both take one way, where both of them go to it.
-    stdouts = [rank.stdout for rank in merge_stdout_into_stderr(relayed).ranks]
-    assert stdouts == [Stream("stderr"), plan.ranks[1].stdout, shown, Stream("null")]
+    assert stdouts(one_place=True) == [SameAsStderr(), file, shown, Nowhere()]
+    # Steps are searched in what is shown nowhere, too.
+    assert stdouts(one_place=True, searched=True) == [SameAsStderr(), file, shown, Relayed(shown=False)]
+
+
+def test_a_single_workers_lines_pass_the_relay_where_they_get_a_prefix() -> None:
+    plan = plan_streams(LogSpec(), "/run", 0, 1)
+    assert share_console(plan, one_place=False, prefixed=True).ranks[0].stdout == Relayed(shown=True)
 
 
 def test_an_empty_set_of_shown_ranks_hides_nothing() -> None:
     plan = plan_streams(LogSpec(shown_ranks=frozenset()), "/run", 0, 1)
-    assert plan.ranks[0].stdout == Stream("inherit")
+    assert plan.ranks[0].stdout == Inherited()
 
 
 @pytest.mark.parametrize("run_dir", [None, "/run"])
@@ -113,7 +124,7 @@ def test_dev_null_writes_no_file_at_all(run_dir: str | None) -> None:
     plan = plan_streams(logs, run_dir, 0, 1)
     assert plan.directory is None
     assert plan.tees == ()
-    assert plan.ranks[0] == RankStreams(0, Stream("inherit"), Stream("relay", shown=True), None)
+    assert plan.ranks[0] == RankStreams(0, Inherited(), Relayed(shown=True), None)
 
 
 def test_prefix_follows_the_template_and_leaves_unknown_names() -> None:
@@ -187,32 +198,28 @@ def test_a_file_as_log_dir_is_reported_in_a_sentence(tmp_path: Path, below: str)
 
 def test_no_attempt_is_overwritten(tmp_path: Path) -> None:
     plan = plan_streams(LogSpec(redirects=BOTH), str(tmp_path), 0, 2)
-    make_dirs(plan)
-    fd = open_output(plan.ranks[1].stdout)
-    assert fd is not None
+    make_attempt_dirs(str(tmp_path / "attempt_0"), range(2))
+    fd = open_destination(plan.ranks[1].stdout, -1)
     os.write(fd, b"precious")
     os.close(fd)
     with pytest.raises(SpecError, match="exists already"):
-        make_dirs(plan)
+        make_attempt_dirs(str(tmp_path / "attempt_0"), range(2))
     assert (tmp_path / "attempt_0" / "1" / "stdout.log").read_text() == "precious"
     assert [next_free_attempt(str(tmp_path), number) for number in (0, 1, 7)] == [1, 1, 7]
     assert next_free_attempt(None, 3) == 3
 
 
 def test_outputs_are_opened_to_append_and_not_inherited_by_chance(tmp_path: Path) -> None:
-    stream = Stream("file", str(tmp_path / "log"))
-    first, second = open_output(stream), open_output(stream)
-    assert first is not None
-    assert second is not None
+    log = LogFile(str(tmp_path / "log"))
+    first, second = open_destination(log, -1), open_destination(log, -1)
     assert not os.get_inheritable(first)
     os.write(first, b"one\n")
     os.write(second, b"two\n")
     os.close(first)
     os.close(second)
     assert (tmp_path / "log").read_bytes() == b"one\ntwo\n"
-    assert open_output(Stream("inherit"), 1) == 1
-    null = open_output(Stream("null"))
-    assert null is not None
+    assert open_destination(Inherited(), 1) == 1
+    null = open_destination(Nowhere(), -1)
     assert os.fstat(null).st_rdev == os.stat(os.devnull).st_rdev
     os.close(null)
 
@@ -234,11 +241,11 @@ def test_prune_leaves_what_holds_something(tmp_path: Path) -> None:
     assert not run.exists()
 
 
-def test_read_tail_begins_with_a_whole_line(tmp_path: Path) -> None:
+def test_read_log_tail_begins_with_a_whole_line(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_bytes(b"first line\nsecond\nthird \xff\n")
-    assert read_tail(str(log)) == "first line\nsecond\nthird \ufffd\n"
-    assert read_tail(str(log), 12) == "third \ufffd\n"
+    assert read_log_tail(str(log)) == "first line\nsecond\nthird \ufffd\n"
+    assert read_log_tail(str(log), 12) == "third \ufffd\n"
     log.write_bytes(b"x" * 100)
-    assert read_tail(str(log), 10) == "x" * 10
-    assert read_tail(str(tmp_path / "none")) == ""
+    assert read_log_tail(str(log), 10) == "x" * 10
+    assert read_log_tail(str(tmp_path / "none")) == ""

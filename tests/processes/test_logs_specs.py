@@ -23,7 +23,7 @@ from harness import (
     watched,
 )
 
-from dlrover_run.output.streams import RankStreams, Stream, Tee
+from dlrover_run.output.destinations import LogFile, Nowhere, RankStreams, Relayed, Tee
 from dlrover_run.spec import LogSpec
 from dlrover_run.torchrun.logs_specs import LogsDestinations, LogsSpecsClient, plan_from_destinations
 
@@ -268,7 +268,7 @@ def test_destinations_become_streams() -> None:
     plan = plan_from_destinations(answer, LogSpec(stdout_filters=("x",)))
     assert plan.directory is None
     assert plan.ranks == (
-        RankStreams(0, Stream("file", "/logs/0"), Stream("relay", shown=True), "/logs/error"),
-        RankStreams(1, Stream("null"), Stream("relay", shown=False), None),
+        RankStreams(0, LogFile("/logs/0"), Relayed(shown=True), "/logs/error"),
+        RankStreams(1, Nowhere(), Relayed(shown=False), None),
     )
     assert plan.tees == (Tee(0, 1, "/logs/0", ("x",), "/logs/picked"),)

@@ -23,12 +23,13 @@ import pytest
 
 from dlrover_run.output import relay_start
 from dlrover_run.output.channels import PIPE_BYTES
+from dlrover_run.output.destinations import LogFile
 from dlrover_run.output.log_watcher import LogWatcher
+from dlrover_run.output.opening import open_destination
 from dlrover_run.output.relay_client import STUCK_TIMEOUT, RelayClient
 from dlrover_run.output.ring import TAIL_BYTES
 from dlrover_run.output.sinks import QUEUE_LIMIT
 from dlrover_run.output.sources import READ_BYTES, LogSource
-from dlrover_run.output.streams import Stream, open_output
 
 Answer = TypeVar("Answer")
 
@@ -69,7 +70,7 @@ def _lines(rank: int, count: int) -> list[str]:
 
 
 def _log(path: Path) -> int:
-    fd = open_output(Stream("file", str(path)))
+    fd = open_destination(LogFile(str(path)), -1)
     assert fd is not None
     return fd
 

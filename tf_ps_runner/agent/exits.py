@@ -11,6 +11,7 @@ from dlrover_run.coordination.bounds import MAX_TRACE, MAX_WHAT
 from dlrover_run.failures import causes
 from dlrover_run.failures.guard import guarded
 from dlrover_run.failures.worker_exit import WorkerExit
+from dlrover_run.output.destinations import log_path
 from dlrover_run.output.relay_client import RelayClient
 from dlrover_run.processes.process import ManagedProcess, ProcessSpec
 from tf_ps_runner.agent.report import EventPrinter
@@ -51,8 +52,8 @@ class ExitClassifier:
             unix_time=process.ended_at,
             stopped_with=stopped,
             stderr_tail=text,
-            stdout_path=start.stdout_path,
-            stderr_path=start.stderr_path,
+            stdout_path=log_path(start.outputs.stdout),
+            stderr_path=log_path(start.outputs.stderr),
             oom_kill=oom_kill,
             name=str(assigned.key),
         )

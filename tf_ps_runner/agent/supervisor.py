@@ -132,15 +132,10 @@ class TaskSupervisor:
     def outputs(self) -> list[WorkerOutput]:
         """Where the output of the tasks can be read."""
         # Imported only here: a launch does not wait for it.
-        from dlrover_run.features.operate.node_logs import WorkerOutput
+        from dlrover_run.features.operate.node_logs import outputs_of
 
-        found = []
-        for key, task in sorted(self._tasks.items()):
-            if (start := task.start) is not None:
-                for stream, path, at in (("err", start.stderr_path, ""), ("out", start.stdout_path, " stdout")):
-                    own = "" if path else f"{start.spec.name}{at}"
-                    found.append(WorkerOutput(str(key), stream, path or "", own))
-        return found
+        started = ((key, task.start) for key, task in sorted(self._tasks.items()) if task.start is not None)
+        return [output for key, start in started for output in outputs_of(str(key), start.outputs, start.spec.name)]
 
     @property
     def stalled(self) -> Mapping[str, str]:

@@ -13,9 +13,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dlrover_run.output import streams
+from dlrover_run.output.destinations import LogFile, RankStreams, Relayed, StreamPlan, Tee, log_path, share_console
+from dlrover_run.output.opening import open_outputs, show_files
 from dlrover_run.output.relay_client import RelayClient
-from dlrover_run.output.streams import TEMP_PREFIX, RunDir
+from dlrover_run.output.ring import read_log_tail
+from dlrover_run.output.run_directory import TEMP_PREFIX, RunDir
 from dlrover_run.processes.process import ProcessSpec
 from dlrover_run.spec import Entrypoint, LogSpec, SpecError, Std
 from dlrover_run.workers.environment import command_line, fill_macros, python_program
@@ -86,51 +88,34 @@ def master_address(spec: PsJobSpec) -> str:
 
 @dataclass(frozen=True)
 class TaskStart:
-    """All that one process is started with; the caller closes `memory` and the descriptors of `spec`. The paths are
-    those of its log files, None without them."""
+    """All that one process is started with; the caller closes `memory` and the descriptors of `spec`."""
 
     spec: ProcessSpec
     memory: MemoryEnforcer
-    stdout_path: str | None
-    stderr_path: str | None
+    outputs: RankStreams
 
     async def stderr_tail(self, relay: RelayClient) -> str:
         """The end of the standard error of the process, which has ended."""
-        if self.stderr_path is not None:
-            return streams.read_tail(self.stderr_path)
+        if (path := log_path(self.outputs.stderr)) is not None:
+            return read_log_tail(path)
         return (await relay.tails([self.spec.name])).get(self.spec.name, "")
 
     def forget_output(self, relay: RelayClient) -> None:
         """The process writes no more: what is on its way to the console still gets there."""
-        relay.release([self.spec.name], [path for path in (self.stdout_path, self.stderr_path) if path is not None])
+        relay.release([self.spec.name], self.outputs.log_paths)
 
 
-def _open_outputs(
-    logs: LogSpec, run_dir: RunDir, relay: RelayClient, name: str
-) -> tuple[tuple[int, int, int], tuple[str, str] | tuple[None, None]]:
-    """Open the outputs of the task `name`: to the console; with a log directory to files as well, or with `--redirects`
-    to files only, except for a stream that `--tee` names. Returns the descriptors that become 0, 1 and 2, and the paths
-    of the files. Raises SpecError if the files cannot be opened."""
-    prefix = f"[{name}]:"
-    if run_dir.path is None or not run_dir.keep:
-        stderr = relay.open_stderr(name, show=True, prefix=prefix)
-        # Users rely on the order of what a task writes to both, which only one pipe to one console keeps.
-        stdout = stderr if relay.single_console else relay.open_stdout(name, prefix)
-        return (0, stdout, stderr), (None, None)
-    directory = os.path.join(run_dir.path, name)
-    try:
-        os.makedirs(directory, exist_ok=True)
-    except OSError as error:
-        raise SpecError(f"--log-dir: {directory} cannot be made ({error.strerror}); name another one") from None
-    paths = os.path.join(directory, "stdout.log"), os.path.join(directory, "stderr.log")
-    fds: list[int] = []
-    for path, std in zip(paths, (Std.OUT, Std.ERR), strict=True):
-        fd = streams.open_output(streams.Stream("file", path))
-        assert fd is not None, "a file is opened"
-        fds.append(fd)
-        if not logs.redirects.default & std or logs.tee.default & std:
-            relay.add_tail(path, 1 if std is Std.OUT else 2, prefix)
-    return (0, fds[0], fds[1]), paths
+def plan_outputs(logs: LogSpec, directory: str | None) -> StreamPlan:
+    """Where the outputs of one task go: to the console; with its `directory` to files as well, or with `--redirects` to
+    files only, except for a stream that `--tee` names. All tasks share the console, in lines with a prefix.
+    """
+    if directory is None:
+        return StreamPlan(None, (RankStreams(0, Relayed(shown=True), Relayed(shown=True), None),), ())
+    out, err = os.path.join(directory, "stdout.log"), os.path.join(directory, "stderr.log")
+    shown = ~logs.redirects.default | logs.tee.default
+    tees = [Tee(0, 1, out)] if shown & Std.OUT else []
+    tees += [Tee(0, 2, err)] if shown & Std.ERR else []
+    return StreamPlan(directory, (RankStreams(0, LogFile(out), LogFile(err), None),), tuple(tees))
 
 
 class TaskStartBuilder:
@@ -151,7 +136,13 @@ class TaskStartBuilder:
         """The start of a task, with these variables of its own. Raises SpecError if its log files cannot be opened."""
         entrypoint = self._spec.job.entrypoint
         name = str(assigned.key)
-        stdio, paths = _open_outputs(self._spec.job.logs, self._run_dir, self._relay, name)
+        directory = self._make_directory(name)
+        # Users rely on the order of what a task writes to both, which only one pipe to one console keeps.
+        plan = plan_outputs(self._spec.job.logs, directory)
+        outputs = share_console(plan, one_place=self._relay.single_console).ranks[0]
+        prefix = f"[{name}]:"
+        stdio = (0, *open_outputs(outputs, self._relay, name, prefix=prefix))
+        show_files(((tee, prefix) for tee in plan.tees), self._relay)
         memory = MemoryEnforcer.open(name, assigned.memory_mib)
         self._events.memory_limited(memory.kept_by)
         args = fill_macros(entrypoint.args, assigned.rank)
@@ -164,4 +155,15 @@ class TaskStartBuilder:
             stdio=stdio,
             before_exec=memory.enter,
         )
-        return TaskStart(spec, memory, *paths)
+        return TaskStart(spec, memory, outputs)
+
+    def _make_directory(self, name: str) -> str | None:
+        """The directory for the log files of a task; None without `--log-dir`. Raises SpecError."""
+        if self._run_dir.path is None or not self._run_dir.keep:
+            return None
+        directory = os.path.join(self._run_dir.path, name)
+        try:
+            os.makedirs(directory, exist_ok=True)
+        except OSError as error:
+            raise SpecError(f"--log-dir: {directory} cannot be made ({error.strerror}); name another one") from None
+        return directory

@@ -26,7 +26,7 @@ from dlrover_run.features.events.records import (
     RoundClosed,
     RoundFormed,
 )
-from dlrover_run.output.streams import RunDir
+from dlrover_run.output.run_directory import RunDir
 from dlrover_run.processes import tree
 from dlrover_run.spec import JobSpec
 from dlrover_run.words.reasons import codes

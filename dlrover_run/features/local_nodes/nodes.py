@@ -24,7 +24,7 @@ from dlrover_run.failures.causes import describe_exit_code
 from dlrover_run.features.local_nodes.network import Namespace
 from dlrover_run.features.local_nodes.supervision import EndKind, LocalNode, NodeEnd
 from dlrover_run.launch_request import LaunchRequest, command, memory_file
-from dlrover_run.output.streams import unused_temp_dir
+from dlrover_run.output.run_directory import unused_temp_dir
 from dlrover_run.processes.process import ManagedProcess, ProcessSpec, spawn
 from dlrover_run.spec import JobSpec, MasterSpec
 

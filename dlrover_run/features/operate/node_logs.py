@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, NamedTuple
 from dlrover_run.coordination.bounds import MAX_TOTAL
 from dlrover_run.coordination.worker_logs import MAX_NODE_BYTES, LogCursor, LogPiece, LogRequest
 from dlrover_run.output import ring
-from dlrover_run.output.streams import earlier_log
+from dlrover_run.output.run_directory import earlier_log
 
 if TYPE_CHECKING:
-    from dlrover_run.workers.specs import WorkerSpecs
+    from dlrover_run.output.destinations import Inherited, LogFile, RankStreams, Relayed
+from dlrover_run.workers.specs import WorkerSpecs
 
 LOOK_INTERVAL = 0.1
 """Seconds between two looks for new output while a reader waits. A memory file gives no notice of it."""
@@ -169,15 +170,20 @@ class WorkerLogs:
 
 def round_outputs(specs: WorkerSpecs) -> list[WorkerOutput]:
     """The outputs of the workers of a round."""
+    placed = zip(specs.workers, specs.streams.ranks, strict=True)
+    return [output for worker, one in placed for output in outputs_of(worker.rank, one, str(one.local_rank))]
+
+
+def outputs_of(worker: int | str, planned: RankStreams, key: str) -> list[WorkerOutput]:
+    """The outputs of one process that can be read again: its files, and what the relay knows by `key`."""
     found = []
-    for worker, placed in zip(specs.workers, specs.streams.ranks, strict=True):
-        key = str(placed.local_rank)
-        for name, stream, own, fd in (("err", placed.stderr, key, 2), ("out", placed.stdout, f"{key} stdout", 1)):
-            if stream.where == "file" and stream.path is not None:
-                found.append(WorkerOutput(worker.rank, name, path=stream.path))
-            elif stream.where == "relay":
-                found.append(WorkerOutput(worker.rank, name, key=own))
-            elif stream.where == "inherit":
+    for name, destination, own, fd in (("err", planned.stderr, key, 2), ("out", planned.stdout, f"{key} stdout", 1)):
+        match destination:
+            case LogFile(path=path):
+                found.append(WorkerOutput(worker, name, path=path))
+            case Relayed():
+                found.append(WorkerOutput(worker, name, key=own))
+            case Inherited():
                 # Only a file of the user's can be read again.
-                found.append(WorkerOutput(worker.rank, name, path=f"/proc/self/fd/{fd}"))
+                found.append(WorkerOutput(worker, name, path=f"/proc/self/fd/{fd}"))
     return found

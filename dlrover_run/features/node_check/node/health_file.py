@@ -44,7 +44,7 @@ from dlrover_run.features.node_check.decision.model import (
     LinkRow,
     NodeHealth,
 )
-from dlrover_run.output.streams import RunDir
+from dlrover_run.output.run_directory import RunDir
 
 FILE_NAME = "node_check.json"
 """The file's name in the directory of the run."""
