@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -20,7 +22,7 @@ from dlrover_run.output.destinations import (
     plan_streams,
     share_console,
 )
-from dlrover_run.output.opening import open_destination
+from dlrover_run.output.opening import open_destination, show_files
 from dlrover_run.output.ring import read_log_tail
 from dlrover_run.output.run_directory import (
     RunDir,
@@ -32,6 +34,7 @@ from dlrover_run.output.run_directory import (
     remove_run_dir,
 )
 from dlrover_run.spec import LogSpec, SpecError, Std, StreamMap
+from tf_ps_runner.agent.task_start import plan_outputs
 
 BOTH = StreamMap(Std.ALL)
 
@@ -249,3 +252,27 @@ def test_read_log_tail_begins_with_a_whole_line(tmp_path: Path) -> None:
     log.write_bytes(b"x" * 100)
     assert read_log_tail(str(log), 10) == "x" * 10
     assert read_log_tail(str(tmp_path / "none")) == ""
+
+
+def test_what_an_earlier_process_wrote_into_a_log_file_is_not_shown_again(tmp_path: Path) -> None:
+    """A parameter server that is started again writes to the same file."""
+    plan = plan_outputs(LogSpec(tee=StreamMap(Std.OUT), redirects=BOTH), str(tmp_path))
+    assert [tee.out for tee in plan.tees] == [1]
+    shown: list[tuple[object, ...]] = []
+    relay: Any = SimpleNamespace(add_tail=lambda path, *_, start: shown.append((path, start)))
+    for earlier in ("", "from the first start\n"):
+        (tmp_path / "stdout.log").write_text(earlier)
+        show_files([(tee, "[ps-0]:") for tee in plan.tees], relay)
+    assert shown == [(str(tmp_path / "stdout.log"), 0), (str(tmp_path / "stdout.log"), 21)]
+
+
+@pytest.mark.parametrize(
+    ("redirects", "tee", "shown"), [((), (), {1, 2}), ((1,), (), {2}), ((1, 2), (2,), {2}), ((1, 2), (), set())]
+)
+def test_the_outputs_of_a_task_are_shown_unless_they_are_redirected(
+    redirects: tuple[int, ...], tee: tuple[int, ...], shown: set[int]
+) -> None:
+    logs = LogSpec(redirects=StreamMap(Std(sum(redirects))), tee=StreamMap(Std(sum(tee))))
+    plan = plan_outputs(logs, "/run/ps-0")
+    assert plan.ranks[0].log_paths == ["/run/ps-0/stdout.log", "/run/ps-0/stderr.log"]
+    assert {one.out for one in plan.tees} == shown
