@@ -102,6 +102,30 @@ SLURM_SMALL_STEP = replace(
     nodes=2,
 )
 
+COMPONENTS = {
+    "SLURM_HET_SIZE": "2",
+    "SLURM_JOB_NODELIST_HET_GROUP_0": "gpu07",
+    "SLURM_JOB_NUM_NODES_HET_GROUP_0": "1",
+    "SLURM_JOB_NODELIST_HET_GROUP_1": "gpu[09-10,12]",
+    "SLURM_JOB_NUM_NODES_HET_GROUP_1": "3",
+}
+"""The variables that Slurm 22.05 adds in a heterogeneous job, as far as a launcher reads them."""
+
+SLURM_COMPONENTS = replace(
+    SLURM, name="Slurm step in all components of its heterogeneous job", environ={**SLURM.environ, **COMPONENTS}
+)
+
+SLURM_SECOND_COMPONENT = replace(
+    SLURM_SMALL_STEP,
+    name="Slurm step in one component of its heterogeneous job",
+    environ={
+        **SLURM_SMALL_STEP.environ,
+        **COMPONENTS,
+        "SLURM_JOB_NODELIST": "gpu[09-10,12]",
+        "SLURM_JOB_NUM_NODES": "3",
+    },
+)
+
 POD_HOSTS = (
     "# Kubernetes-managed hosts file.\n127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost\n"
     "10.244.1.7\t{name}.train.default.svc.cluster.local\t{name}\n"
@@ -302,6 +326,8 @@ ALL = (
     SLURM,
     SLURM_ARRAY,
     SLURM_SMALL_STEP,
+    SLURM_COMPONENTS,
+    SLURM_SECOND_COMPONENT,
     INDEXED_JOB,
     JOBSET,
     TRAINJOB,

@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+from collections.abc import Iterable, Set
 
 from dlrover_run.environment import host_list
 from dlrover_run.environment.host_list import HostListError
@@ -27,6 +29,10 @@ _STEP = ("SLURM_STEP_ID", "SLURM_STEPID")
 _SHELLS = frozenset({"interactive", "bash", "sh", "zsh", "fish", "tcsh", "csh", "ksh", "dash"})
 """Names of jobs that are a shell: that of `salloc`, and of `srun --pty bash` outside of a job."""
 
+_HET_SIZE = "SLURM_HET_SIZE"
+_MAX_COMPONENTS = 128
+"""Components of the largest heterogeneous job that Slurm allows."""
+
 _FIRST_SPECIAL_STEP = 0xFFFF_FFF0
 """Steps from this number on are Slurm's own: the batch script, an interactive shell, and what runs outside of steps."""
 
@@ -47,13 +53,35 @@ def find(context: Context) -> Finding:
         raise Contradiction(f"{JOB} is not set, and other variables of a Slurm step are", BY_FLAGS)
     if step is None or int(step.text) >= _FIRST_SPECIAL_STEP:
         return _outside_of_a_step(context, job)
-    if (components := context.number("SLURM_HET_SIZE")) and int(components.text) > 1:
+    if (components := _components(context)) and context.given("SLURM_STEP_NODELIST") is None:
+        # A step may have the nodes of one component, of some or of all: the job's variables do not show it.
         raise Contradiction(
-            f"Slurm job {job.text} has {components.text} components ({components.source}), which number their nodes "
-            "separately",
+            f"Slurm job {job.text} has {components} components ({_HET_SIZE}), and SLURM_STEP_NODELIST, which has the "
+            "nodes of this step, is not set",
             BY_FLAGS,
         )
     return _step(context, job, step)
+
+
+def _components(context: Context) -> int:
+    """How many components a heterogeneous job has; 0 for another job. A step numbers its nodes over all of its
+    components (seen with Slurm 22.05), so it is like any other step."""
+    size = context.number(_HET_SIZE)
+    return min(int(size.text), _MAX_COMPONENTS) if size and int(size.text) > 1 else 0
+
+
+def _component_sizes(context: Context) -> list[int]:
+    """The number of nodes of each component of a heterogeneous job; empty for another job."""
+    counts = [context.number(f"SLURM_JOB_NUM_NODES_HET_GROUP_{one}") for one in range(_components(context))]
+    return [int(count.text) if count else 1 for count in counts]
+
+
+def _launch_components(context: Context, components: Iterable[int]) -> str:
+    """The command that starts one launcher on each node of these components, without that of the last launcher: srun
+    ignores a number of tasks that is given for several components at once, if they were allocated with another."""
+    sizes = _component_sizes(context)
+    parts = [f"--het-group={one} --nodes={sizes[one]} --ntasks={sizes[one]} --ntasks-per-node=1" for one in components]
+    return f"srun {f' {context.command} : '.join(parts)}"
 
 
 def _outside_of_a_step(context: Context, job: FlagValue) -> Finding:
@@ -64,12 +92,19 @@ def _outside_of_a_step(context: Context, job: FlagValue) -> Finding:
     # salloc starts its shell on the login node, where it is no task.
     shell = context.interactive or (name is not None and name.text in _SHELLS) or "SLURM_PROCID" not in context.environ
     shell = shell and not context.named
-    if int(nodes.text) == 1:
+    # In a batch script the other variables are those of the first component.
+    components = _component_sizes(context)
+    size = sum(components) or int(nodes.text)
+    if size == 1:
         workers = context.visible_gpus("SLURM_GPUS_ON_NODE")
         return None if shell else Detected("slurm", f"Slurm job {job.text}", nodes, workers=workers, first=True)
-    launch = f"srun --ntasks={nodes.text} --ntasks-per-node=1 {context.command}"
+    launch = f"srun --ntasks={size} --ntasks-per-node=1 {context.command}"
+    source = nodes.source
+    if components:
+        launch = f"{_launch_components(context, range(len(components)))} {context.command}"
+        source = f"{len(components)} components, {_HET_SIZE}"
     return Unstarted(
-        f"Slurm job {job.text} has {nodes.text} nodes ({nodes.source}), and srun did not start this launcher",
+        f"Slurm job {job.text} has {size} nodes ({source}), and srun did not start this launcher",
         f"give `{launch}` for a job on all of them, or --cluster=none for one on this node alone",
         hint_only=shell,
     )
@@ -84,7 +119,7 @@ def _step(context: Context, job: FlagValue, step: FlagValue) -> Finding:
             raise Contradiction(f"{title} does not say how many nodes it has", BY_FLAGS)
         nodes = FlagValue(hosts[0].source, str(len(hosts)))
     size = int(nodes.text)
-    _refuse_several_launchers(context, title, size)
+    _refuse_several_launchers(context, title, size, hosts)
     # Slurm connects only the first task with the terminal, and it may be a shell.
     pty = context.given("SLURM_PTY_PORT")
     if pty and size == 1 and not context.named:
@@ -135,7 +170,7 @@ def _hosts(context: Context, nodes: FlagValue | None) -> list[FlagValue]:
     return []
 
 
-def _refuse_several_launchers(context: Context, title: str, nodes: int) -> None:
+def _refuse_several_launchers(context: Context, title: str, nodes: int, hosts: list[FlagValue]) -> None:
     tasks = context.number("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_NPROCS", lowest=1)
     local = context.number("SLURM_LOCALID")
     each = context.given("SLURM_STEP_TASKS_PER_NODE")
@@ -152,15 +187,30 @@ def _refuse_several_launchers(context: Context, title: str, nodes: int) -> None:
     if total == nodes and most == 1:
         return
     most = max(most, -(-total // nodes))
-    launch = f"srun --nodes={nodes} --ntasks={nodes} --ntasks-per-node=1"
+    own = _own_components(context, {host.text for host in hosts})
+    component = f" --het-group={own[0]}" if own else ""
+    launch = f"srun{component} --nodes={nodes} --ntasks={nodes} --ntasks-per-node=1"
     cpus = context.given("SLURM_CPUS_PER_TASK")
     if cpus and is_count(cpus.text):
         launch += f" --cpus-per-task={int(cpus.text) * most}"
     gpus = context.given("SLURM_GPUS_ON_NODE")
     if gpus and is_count(gpus.text) and int(gpus.text):
         launch += f" --gpus-per-node={gpus.text}"
+    if len(own) > 1:
+        launch = _launch_components(context, own)
     problem = f"{title} starts {most} launchers on a node ({total} tasks on {nodes} node{'s' * (nodes > 1)})"
     raise several_launchers(problem, total, launch, context)
+
+
+def _own_components(context: Context, hosts: Set[str]) -> list[int]:
+    """The components of a heterogeneous job in which the step with those nodes runs."""
+    found = []
+    for one in range(_components(context)):
+        nodes = context.given(f"SLURM_JOB_NODELIST_HET_GROUP_{one}")
+        with contextlib.suppress(HostListError):
+            if nodes is not None and not hosts.isdisjoint(host_list.expand(nodes.text)):
+                found.append(one)
+    return found
 
 
 def _tasks_per_node(value: FlagValue | None) -> list[int]:

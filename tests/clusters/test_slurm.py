@@ -119,6 +119,24 @@ def test_the_command_in_a_refusal_is_correct(slurm: Slurm, folder: Path) -> None
     assert slurm.output(job).count("all-reduce 3 of 2 ranks") == 2, slurm.output(job)
 
 
+def test_the_components_of_a_heterogeneous_job_train_as_one_world_or_each_by_itself(slurm: Slurm, folder: Path) -> None:
+    """A heterogeneous job of one and two nodes: the command in its refusal trains on all, a step in one alone."""
+    header = "#SBATCH --nodes=1 --ntasks-per-node=2\n#SBATCH hetjob\n#SBATCH --nodes=2 --ntasks-per-node=2\n"
+
+    def batch(*lines: str) -> str:
+        return script(*lines).replace("\n", f"\n{header}", 1)
+
+    job = slurm.submit(batch(f"dlrover-run {PROVE_WORLD}"), cwd=folder)
+    slurm.until_ended(job)
+    (corrected,) = set(re.findall(r"`(srun [^`]*)`", slurm.output(job)))
+    alone = f"srun --het-group=1 --nodes=2 --ntasks=2 --ntasks-per-node=1 dlrover-run {PROVE_WORLD}"
+    job = slurm.submit(batch(corrected, alone), cwd=folder)
+    slurm.until_ended(job)
+    output = slurm.output(job)
+    assert output.count("all-reduce 7 of 3 ranks") == 3, output
+    assert output.count("all-reduce 3 of 2 ranks") == 2, output
+
+
 def test_the_tasks_of_an_array_are_separate_jobs(slurm: Slurm, folder: Path) -> None:
     """An array of two tasks, each of two nodes, at the same time."""
     for task in "01":

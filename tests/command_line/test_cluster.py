@@ -13,6 +13,8 @@ from cluster_environments import (
     PBS,
     SAGEMAKER,
     SLURM,
+    SLURM_COMPONENTS,
+    SLURM_SECOND_COMPONENT,
     TRAINJOB,
     VOLCANO,
     Recorded,
@@ -205,6 +207,24 @@ def test_a_batch_script_without_srun_is_refused() -> None:
     assert "mpirun -np 4 -N 1" in refused(PBS, PBS_TASKNUM="1", PBS_NODENUM="0")
 
 
+def test_one_launcher_on_each_node_of_a_heterogeneous_job_is_started_by_a_part_for_each_component() -> None:
+    parts = [
+        f"--het-group={one} --nodes={nodes} --ntasks={nodes} --ntasks-per-node=1 dlrover-run train.py"
+        for one, nodes in enumerate((1, 3))
+    ]
+    assert f"`srun {' : '.join(parts)}`" in refused(
+        SLURM_COMPONENTS, SLURM_STEP_NUM_TASKS="8", SLURM_STEP_TASKS_PER_NODE="2(x4)"
+    )
+    assert "`srun --het-group=1 --nodes=2 --ntasks=2 --ntasks-per-node=1 --gpus-per-node=8 dlrover-run " in refused(
+        SLURM_SECOND_COMPONENT, SLURM_STEP_NUM_TASKS="4", SLURM_STEP_TASKS_PER_NODE="2(x2)"
+    )
+    # A batch script runs in the first component, whose variables it has.
+    first = {**BATCH_SCRIPT, "SLURM_JOB_NUM_NODES": "1", "SLURM_JOB_NODELIST": "gpu07"}
+    script = refused(SLURM_COMPONENTS, **first)
+    assert "has 4 nodes (2 components, SLURM_HET_SIZE), and srun did not start this launcher" in script
+    assert f"`srun {' : '.join(parts)}`" in script
+
+
 def test_nothing_is_detected_in_an_interactive_shell() -> None:
     shells: list[dict[str, str | None]] = [
         {**BATCH_SCRIPT, "SLURM_JOB_NAME": "interactive", "SLURM_STEP_ID": "4294967290"},
@@ -325,12 +345,15 @@ def test_a_pod_without_a_number_of_pods_is_refused() -> None:
         ({"SLURM_STEP_NODELIST": "gpu[07-10,12-14]"}, "names 7"),
         ({"SLURM_STEP_NUM_NODES": "x"}, "SLURM_STEP_NUM_NODES 'x' is not an integer"),
         ({"SLURM_STEP_NUM_TASKS": "2"}, "4 nodes and 2 tasks"),
-        ({"SLURM_HET_SIZE": "2"}, "2 components"),
+        (
+            {"SLURM_HET_SIZE": "2", "SLURM_STEP_NODELIST": None},
+            "2 components (SLURM_HET_SIZE), and SLURM_STEP_NODELIST",
+        ),
         ({"PBS_JOBID": "1", "PBS_NODEFILE": "/f"}, "PBS_NODEFILE"),
         ({"SM_HOSTS": '["gpu10.cluster","b"]'}, "different jobs"),
     ],
 )
-def test_variables_that_contradict_each_other_are_refused(changed: dict[str, str], part: str) -> None:
+def test_variables_that_contradict_each_other_are_refused(changed: dict[str, str | None], part: str) -> None:
     assert part in refused(SLURM, **changed)
     # A command line with all values in flags needs no cluster.
     line = "--nnodes=4 --rdzv-backend=c10d --rdzv-endpoint=gpu07:29400 --nproc-per-node=8 --rdzv-id=4711"
