@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from dlrover_run.coordination.job import Job
 from dlrover_run.coordination.membership import Members
 from dlrover_run.coordination.model import (
     MAX_PEERS,
@@ -21,17 +22,20 @@ from dlrover_run.coordination.model import (
     Waiting,
     rank_assignments,
 )
-from dlrover_run.coordination.policy import Policy
+from dlrover_run.coordination.parts import combine
 from dlrover_run.coordination.recovery import latest_round
 
 EMPTY_VIEW = NodeView()
 """The part of a node that the plan does not know."""
 
 
-def node_views(policy: Policy, plan: Plan) -> dict[NodeKey, NodeView]:
+def node_views(job: Job, plan: Plan) -> dict[NodeKey, NodeView]:
     """The part of each node that has one."""
-    ranks = rank_assignments(plan) if policy.has_rounds else {}
-    given = policy.assigned(plan, ranks)
+    ranks = rank_assignments(plan) if job.policy.has_rounds else {}
+    given = dict(job.policy.assigned(plan, ranks))
+    for observer in job.observers.values():
+        for key, part in observer.orders(plan, ranks).items():
+            given[key] = combine(given.get(key, ()), (part,))
     drained = frozenset(plan.draining)
     return {
         key: NodeView(ranks=ranks.get(key), parts=given.get(key, ()), drains=key in drained)
@@ -125,10 +129,10 @@ def affects_nodes(before: Plan, plan: Plan) -> bool:
     return any(one is not other and one != other for one, other in pairs)
 
 
-def continued_assignment(policy: Policy, plan: Plan, report: NodeReport, waiting: Waiting | None) -> Assignment:
+def continued_assignment(job: Job, plan: Plan, report: NodeReport, waiting: Waiting | None) -> Assignment:
     """The assignment with which a node continues what the last coordinator that it obeyed assigned to it."""
     ranks = report.ranks
-    continued = policy.continued_parts(report)
+    continued = job.policy.continued_parts(report)
     works = ranks is not None or bool(continued)
     return Assignment(
         epoch=plan.epoch,

@@ -58,7 +58,7 @@ def _steps(method: Method) -> Method:
             plan = done.plan
             lines += done.log_lines
             holds = holds or done.holds
-            deadlines += (deadline._replace(policy=name) for deadline in done.deadlines)
+            deadlines += (deadline._replace(author=name) for deadline in done.deadlines)
         return Decision(plan, tuple(deadlines), tuple(lines), holds)
 
     return cast(Method, combined)
@@ -73,7 +73,6 @@ class CombinedPolicy(Policy):
     has_started = _any(Policy.has_started)
     is_active = _any(Policy.is_active)
     has_removed = _any(Policy.has_removed)
-    excuses_failure = _any(Policy.excuses_failure)
     hold_for = _first(Policy.hold_for)
     # The others begin once that is over.
     begin = _first(Policy.begin)
@@ -90,7 +89,6 @@ class CombinedPolicy(Policy):
         self._alone = next((policies[part.feature] for part in rules.parts if not part.has_rounds), None)
         self.needs_gathering = any(one.needs_gathering for one in self._policies)
         self.watches_spares = any(one.watches_spares for one in self._policies)
-        self.chooses_size = any(one.chooses_size for one in self._policies)
 
     def decide(self, plan: Plan, members: Members, now: float) -> Decision | None:
         """The decision of the policy that decides alone, after the others were refreshed and stepped. What it decides
@@ -171,5 +169,5 @@ class CombinedPolicy(Policy):
         return chain((), *(reason for one in self._policies for reason in one.removals(plan, members)))
 
     def watch_reason(self, deadline: Deadline, joining: bool) -> Reason | None:
-        one = self._named.get(deadline.policy)
+        one = self._named.get(deadline.author)
         return None if one is None else one.watch_reason(deadline, joining)

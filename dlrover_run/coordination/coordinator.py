@@ -26,7 +26,7 @@ from dlrover_run.coordination.assignment import (
     with_peers,
 )
 from dlrover_run.coordination.decide import decide
-from dlrover_run.coordination.decision import Deadline
+from dlrover_run.coordination.decision import Deadline, update_plan
 from dlrover_run.coordination.membership import Members, MemberState, succeeded_round
 from dlrover_run.coordination.model import (
     OVER,
@@ -48,7 +48,7 @@ from dlrover_run.coordination.requested_changes import apply_request
 from dlrover_run.coordination.requests import JUST_BEGUN, OperatorRequest, RequestFailed
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.coordination.waiting import wait_status
-from dlrover_run.features.registry import policy_of
+from dlrover_run.features.registry import job_of
 from dlrover_run.words.reasons import Reasons, sentence
 
 if TYPE_CHECKING:
@@ -110,24 +110,24 @@ class Coordinator:
         self.superseded = False
         self.problem = ""
         self.activity_changes = 0
-        self.policy = policy_of(rules.resized(before.desired, before.wanted_nodes))
-        self.plan = self.policy.take_over(msgspec.structs.replace(before, epoch=epoch))
+        self.job = job_of(rules.resized(before.desired, before.wanted_nodes))
+        self.plan = self.job.policy.take_over(msgspec.structs.replace(before, epoch=epoch))
         self._origin = now - before.clock
         self._members: dict[NodeKey, MemberState] = {}
         # The keys of `_members` by their node id, so that joining a large job costs no more than joining a small one.
         self._processes: dict[str, list[NodeKey]] = {}
-        self._names_successors = names_successors and self.policy.has_rounds
+        self._names_successors = names_successors and self.job.policy.has_rounds
         self._lost = lost
         self.plan = self._with_quorum(self.plan)
         self._other_view = EMPTY_VIEW
-        self._views = node_views(self.policy, self.plan)
+        self._views = node_views(self.job, self.plan)
         self._activities: dict[NodeKey, Received] = {}
         # Of nodes that are gone.
         self._past_times: dict[str, float] = {}
         self._lines: list[str] = []
         self._requests: list[OperatorRequest] = []
         # Store the plan on the first `advance` even if it does not change, before it is sent to any node.
-        self._is_new = self.policy.is_active(self.plan)
+        self._is_new = self.job.policy.is_active(self.plan)
         self._deadlines: tuple[Deadline, ...] = ()
         self._wake_at: float | None = None
         self._advanced_at = before.clock
@@ -138,7 +138,7 @@ class Coordinator:
             if before.phase not in OVER and not member.done:
                 self._expect(member, grace)
         done = {member.key for member in before.members if member.done}
-        for node in () if before.phase in OVER else self.policy.expected(before):
+        for node in () if before.phase in OVER else self.job.policy.expected(before):
             if node.key not in self._members and node.key not in done:
                 self._expect(node, grace, NodePhase.WAITING)
 
@@ -245,11 +245,11 @@ class Coordinator:
         self._wake_at = None
         if self.superseded:
             return False
-        kept = (self.plan, self.policy, self._is_new, self._recovering_until, self._views)
+        kept = (self.plan, self.job, self._is_new, self._recovering_until, self._views)
         try:
             return self._decide(time)
         except Exception:
-            self.plan, self.policy, self._is_new, self._recovering_until, self._views = kept
+            self.plan, self.job, self._is_new, self._recovering_until, self._views = kept
             # A request that cannot be carried out must not stand in the way of all later decisions.
             self._requests = []
             raise
@@ -258,7 +258,7 @@ class Coordinator:
         """Make everything that is made from the plan, and raise what that raises; see `take_over.misfit`."""
         time = self._job_time(now)
         self._decide(time)
-        self._views = with_peers(node_views(self.policy, self.plan), self._members)
+        self._views = with_peers(node_views(self.job, self.plan), self._members)
         for key in self._members:
             self.assignment(key)
         self.status("", now)
@@ -268,16 +268,16 @@ class Coordinator:
         self._is_new = False
         if self._recovering_until is None or self._recover(time):
             plan, self._requests = self._requested(time), []
-            if (rules := self.rules.resized(plan.desired, plan.wanted_nodes)) != self.policy.rules:
-                self.policy = policy_of(rules)
-            decision = decide(self.policy, plan, self._members, time)
+            if (rules := self.rules.resized(plan.desired, plan.wanted_nodes)) != self.job.rules:
+                self.job = job_of(rules)
+            decision = decide(self.job, plan, self._members, time)
             self.plan, self._deadlines, self._wake_at = decision.plan, decision.deadlines, decision.wake_at
             self._lines += decision.log_lines
             self._forget(time)
         if self.plan is before and not is_new:
             return False
         if affects_nodes(before, self.plan):
-            self._views = with_peers(node_views(self.policy, self.plan), self._members)
+            self._views = with_peers(node_views(self.job, self.plan), self._members)
             if self._names_successors:
                 successors = choose_successors(self.plan, self._members)
                 self._views = {key: replace(view, successors=successors) for key, view in self._views.items()}
@@ -316,13 +316,13 @@ class Coordinator:
         While the plan of a running job is being rebuilt, each node keeps its assignment.
         """
         if self._recovering_until is not None and key in self._members:
-            return continued_assignment(self.policy, self.plan, self._members[key].report, waiting)
+            return continued_assignment(self.job, self.plan, self._members[key].report, waiting)
         return build_assignment(self.plan, self.view(key), waiting)
 
     def waiting(self, now: float) -> Waiting:
         if self.problem:
             return Waiting(sentence(self.problem))
-        return wait_status(self.policy, self.plan, self._members, self._deadlines, self._job_time(now))
+        return wait_status(self.job.policy, self.plan, self._members, self._deadlines, self._job_time(now))
 
     def request(self, request: OperatorRequest, now: float) -> Reasons:
         """Take a request of an operator, which the next `advance` carries out; what the job does then. Raises
@@ -330,7 +330,7 @@ class Coordinator:
         if self._recovering_until is not None or self.superseded:
             raise RequestFailed(JUST_BEGUN)
         time = self._job_time(now)
-        accepted = apply_request(self.rules, self.policy, self._requested(time), self._members, request, time)
+        accepted = apply_request(self.rules, self.job, self._requested(time), self._members, request, time)
         self._requests.append(request)
         return accepted.answer
 
@@ -362,7 +362,7 @@ class Coordinator:
         for request in self._requests:
             # What was possible when it was taken may not be any more, after a change of the members.
             with contextlib.suppress(RequestFailed):
-                plan = apply_request(self.rules, self.policy, plan, self._members, request, time).plan
+                plan = apply_request(self.rules, self.job, plan, self._members, request, time).plan
         return plan
 
     @property
@@ -405,14 +405,20 @@ class Coordinator:
         assert self._recovering_until is not None
         grace_over = time >= self._recovering_until
         reports = [state.report for state in self._members.values() if state.connected]
-        plan = self.policy.recover_job(self.plan, reports, grace_over, time)
+        plan = self.job.policy.recover_job(self.plan, reports, grace_over, time)
         if plan is None and not grace_over:
             return False
         self._recovering_until = None
         if plan is not None:
-            plan = self._with_quorum(self.policy.recover(plan, self._members))
+            plan = self._with_quorum(self._recovered_parts(plan))
             self.plan = msgspec.structs.replace(plan, since=time, clock=time)
         return True
+
+    def _recovered_parts(self, plan: Plan) -> Plan:
+        plan = self.job.policy.recover(plan, self._members)
+        for observer in self.job.observers.values():
+            plan = update_plan(plan, plan.clock, part=observer.recovered(plan, self._members))
+        return plan
 
     def _with_quorum(self, plan: Plan) -> Plan:
         if self._lost is None:

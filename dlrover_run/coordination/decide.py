@@ -1,4 +1,5 @@
-"""One decision: from the rules, the plan, the members and the job time to the next plan.
+"""One decision: from the rules, the plan, the members and the job time to the next plan. The order in which all that
+decide are asked stands here, and only here.
 
 Pure: no clock, no socket, no thread. Idempotent: calling it again with the same inputs returns the same plan, so no
 restart is lost or repeated.
@@ -6,41 +7,65 @@ restart is lost or repeated.
 
 from __future__ import annotations
 
-from dlrover_run.coordination.decision import DeadlineReason, Decision, deadline_if, update_plan
-from dlrover_run.coordination.gathering import gather
+from dlrover_run.coordination.decision import MAX_STEPS, Deadline, Decision, Unsettled, update_plan
+from dlrover_run.coordination.job import Job
 from dlrover_run.coordination.membership import Members
-from dlrover_run.coordination.model import OVER, Plan, PlanPhase
-from dlrover_run.coordination.planned_changes import note_checkpoints
-from dlrover_run.coordination.policy import Policy
-from dlrover_run.coordination.running import expire_restarts, train
+from dlrover_run.coordination.model import OVER, Plan
+from dlrover_run.coordination.observer import Observation
+from dlrover_run.coordination.rounds import decide_round
+
+ROUNDS = "rounds"
+"""The author of what is decided of rounds."""
 
 
-def decide(policy: Policy, plan: Plan, members: Members, now: float) -> Decision:
+def decide(job: Job, plan: Plan, members: Members, now: float) -> Decision:
     """The plan that follows from `plan` once the nodes are as in `members` at job time `now`; `plan` itself when
     nothing has to change."""
     if plan.phase in OVER:
         return Decision(plan)
-    rules = policy.rules
-    whole = policy.decide(plan, members, now)
-    if whole is not None:
-        return whole
-    charged = expire_restarts(rules, plan.restart_times, now)
-    if charged != plan.restart_times:
-        # Stored, because a successor's job time begins at the last plan that was stored.
-        plan = update_plan(plan, now, restart_times=charged)
-    plan, deadlines, lines, _ = policy.refresh(note_checkpoints(plan, members, now), members, now)
-    decision = (gather if plan.phase is PlanPhase.GATHERING else train)(policy, plan, members, now)
-    lines += decision.log_lines
-    if policy.watches_spares and decision.plan.phase is PlanPhase.TRAINING and decision.plan.key != plan.key:
-        # The policy acts on nodes without ranks from the begin of the new round on.
-        decision = train(policy, decision.plan, members, now)
-        lines += decision.log_lines
-    if decision.plan.phase is PlanPhase.TRAINING and decision.plan.key != plan.key:
-        begun = policy.refresh(note_checkpoints(decision.plan, members, now), members, now)
-        decision = decision._replace(plan=begun.plan)
-        deadlines, lines = begun.deadlines, (*lines, *begun.log_lines)
-    if decision.plan.phase in OVER and policy.is_active(decision.plan):
-        return Decision(policy.end_job(decision.plan, now), (), lines)
-    forgiven_at = charged[0] + rules.restart_window if charged else None
-    deadlines += (*decision.deadlines, *deadline_if(forgiven_at, DeadlineReason.BUDGET))
-    return Decision(decision.plan, deadlines, lines)
+    steps = Steps(plan, now)
+    for _ in range(MAX_STEPS):
+        for name, observer in job.observers.items():
+            steps.note(name, observer.observe(steps.plan, members, now))
+        whole = job.policy.decide(steps.plan, members, now) or decide_round(job.policy, steps.plan, members, now)
+        if not steps.take(ROUNDS, whole):
+            return steps.decision
+    raise Unsettled
+
+
+class Steps:
+    """The steps of one decision, each with its author."""
+
+    def __init__(self, plan: Plan, now: float) -> None:
+        self.plan = plan
+        self._now = now
+        self._deadlines: list[Deadline] = []
+        self._log_lines: list[str] = []
+        self._changes: list[str] = []
+
+    @property
+    def decision(self) -> Decision:
+        return Decision(self.plan, tuple(self._deadlines), tuple(self._log_lines), changes=tuple(self._changes))
+
+    def note(self, author: str, observation: Observation) -> None:
+        """Take what an observer has found."""
+        part, deadlines, log_lines = observation
+        plan = self.plan if part is None else update_plan(self.plan, self._now, part=part)
+        self._add(author, Decision(plan, deadlines, log_lines))
+
+    def take(self, author: str, decision: Decision) -> bool:
+        """Take what was decided of the nodes; return whether all are to be asked once more."""
+        self._add(author, decision)
+        if decision.again or decision.plan.phase in OVER:
+            # Those of the plan that follows count.
+            self._deadlines.clear()
+        return decision.again
+
+    def _add(self, author: str, decision: Decision) -> None:
+        if decision.plan is not self.plan:
+            fields = [name for name in Plan.__struct_fields__ if name != "clock"]
+            changed = [name for name in fields if getattr(self.plan, name) != getattr(decision.plan, name)]
+            self._changes.append(f"{author} changes {', '.join(changed)} of the plan")
+        self.plan = decision.plan
+        self._deadlines += (deadline._replace(author=author) for deadline in decision.deadlines)
+        self._log_lines += decision.log_lines

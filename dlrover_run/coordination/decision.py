@@ -12,15 +12,15 @@ from dlrover_run.coordination.parts import PlanPart, with_part
 from dlrover_run.words.reasons import Reasons
 
 MAX_STEPS = 20_000
-"""Steps that policies may take in one decision, more than a job has nodes or tasks. Two policies that undo each other's
-steps would otherwise hold up every job of a master for ever, without an exception."""
+"""Steps of one decision, more than a job has nodes or tasks. Two features that undo each other's steps would otherwise
+hold up every job of a master for ever, without an exception."""
 
 
 class Unsettled(RuntimeError):
-    """The policies of a job have taken MAX_STEPS steps in one decision: a defect of one of them."""
+    """MAX_STEPS steps were taken in one decision: a defect of one of the features of the job."""
 
     def __init__(self) -> None:
-        super().__init__(f"the policies do not settle within {MAX_STEPS} steps")
+        super().__init__(f"a decision does not settle within {MAX_STEPS} steps")
 
 
 class DeadlineReason(enum.Enum):
@@ -50,23 +50,27 @@ class DeadlineReason(enum.Enum):
 
 
 class Deadline(NamedTuple):
-    """A job time at which something is decided though no report was received, and what that is. `policy` is the name
-    of the policy that has it, where a job has several."""
+    """A job time at which something is decided though no report was received, and what that is. `author` is the name
+    of what has it: a feature, or the rounds."""
 
     at: float
     reason: DeadlineReason
-    policy: str = ""
+    author: str = ""
 
 
 class Decision(NamedTuple):
     """The plan that holds now, the deadlines at which to decide again if no report is received before, and lines for
     the coordinator's log, to be written once the plan is stored. `holds`, of a step of a policy: no round is formed
-    before the next step."""
+    before the next step. `again`: a round has ended or begun, so all that decide are asked once more in this decision.
+    `changes`: for whom wants to know who changed the plan, a line for each step that did.
+    """
 
     plan: Plan
     deadlines: tuple[Deadline, ...] = ()
     log_lines: tuple[str, ...] = ()
     holds: bool = False
+    again: bool = False
+    changes: tuple[str, ...] = ()
 
     @property
     def wake_at(self) -> float | None:

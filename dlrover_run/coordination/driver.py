@@ -208,7 +208,7 @@ class Driver:
             self._retry_at = now + STORE_RETRY
             if not had_problem:
                 self.write_error = problem
-                self._stored_views = node_views(self.coordinator.policy, self.stored)
+                self._stored_views = node_views(self.coordinator.job, self.stored)
             return not had_problem
         self.write_error, self._retry_at = "", None
         self._plan_due = False

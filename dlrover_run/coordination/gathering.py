@@ -34,14 +34,17 @@ def gather(policy: Policy, plan: Plan, members: Members, now: float) -> Decision
         unheld = _is_first(policy, plan)
         reasons = (Code.EVERY_NODE_LEFT(),) if unheld else chain(plan.reasons, Code.NO_NODE_LEFT())
         return end_job(plan, now, PlanPhase.FAILED, reasons)
+    if plan.wanted_nodes != policy.rules.wanted_nodes:
+        # The next decision forms the round with the rules of that size.
+        return Decision(plan)
     plan = policy.stop_watching(plan, now)
     lines: tuple[str, ...] = ()
     # What the policy begins may be over at once, and then the nodes are looked at again.
     for _ in range(MAX_STEPS):
-        plan, deadlines, more, holds = policy.step(plan, members, now)
-        lines += more
-        if holds:
-            return Decision(plan, deadlines, lines)
+        step = policy.step(plan, members, now)
+        plan, lines = step.plan, lines + step.log_lines
+        if step.holds:
+            return step._replace(log_lines=lines)
         ready = _form(policy, plan, members, now)
         if isinstance(ready, Decision):
             return ready._replace(log_lines=lines + ready.log_lines)
@@ -94,7 +97,7 @@ def _form(policy: Policy, plan: Plan, members: Members, now: float) -> Decision 
         reasons = (Code.NODES_HERE(number=size),)
         if size < rules.max_size:
             reasons = chain(reasons, Code.LAST_CALL_OVER(seconds=rules.last_call_timeout))
-    return Decision(form_round(rules, plan, ranked, now, reasons))
+    return Decision(form_round(rules, plan, ranked, now, reasons), again=True)
 
 
 def is_quorum_lacking(plan: Plan, alive: list[MemberState]) -> bool:
@@ -153,9 +156,9 @@ def eligible(policy: Policy, plan: Plan, members: Members) -> list[MemberState]:
     return [state for state in found if state.report.key not in leaving] if leaving else list(found)
 
 
-def start_next_round(policy: Policy, plan: Plan, members: Members, now: float, reasons: Reasons) -> Decision:
-    """The round is over: form the next one of the nodes that are alive, or wait for others. A planned change that waits
-    for a checkpoint of the round is made with it."""
+def end_round(policy: Policy, plan: Plan, now: float, reasons: Reasons) -> Decision:
+    """The round is over: the next one is formed of the nodes that are alive, or waits for others. A planned change that
+    waits for a checkpoint of the round is made with it."""
     ended = update_plan(
         policy.end_round(release_drains(plan, now)),
         now,
@@ -164,7 +167,7 @@ def start_next_round(policy: Policy, plan: Plan, members: Members, now: float, r
         reasons=reasons,
         change=None,
     )
-    return gather(policy, ended, members, now)
+    return Decision(ended, again=True)
 
 
 def release_drains(plan: Plan, now: float) -> Plan:

@@ -94,6 +94,8 @@ class RulesPart(Part):
     needs_rounds: ClassVar[bool] = False
     """Whether the feature acts on rounds only. A job without rounds does not have it, and the feature that decides
     alone there may follow its rules."""
+    chooses_size: ClassVar[bool] = False
+    """Whether the feature may want fewer nodes than are here (`PlanPart.wanted_nodes`)."""
     flags: ClassVar[Mapping[str, str]] = {}
     """The flag of each rule that has one."""
     per_node: ClassVar[frozenset[str]] = frozenset()
@@ -134,6 +136,11 @@ class PlanPart(Part):
     def size_choice(self) -> SizeChoice | None:
         """What the feature wants and why, if it chooses the number of nodes."""
         return None
+
+    def excuses_failure(self, plan: Plan) -> bool:
+        """Whether a failure of a worker ends the round of this plan without a charge, because the feature has caused
+        it. The feature must limit how often. Called once for each failure that ends a round."""
+        return False
 
 
 class ReportPart(Part):

@@ -15,10 +15,10 @@ import msgspec
 from dlrover_run.coordination.decision import Deadline, DeadlineReason, Decision, update_plan
 from dlrover_run.coordination.gathering import (
     eligible,
+    end_round,
     form_round,
     offers_a_fresh_port,
     release_drains,
-    start_next_round,
 )
 from dlrover_run.coordination.membership import Members, MemberState
 from dlrover_run.coordination.model import Plan, PlannedChange, PlanPhase
@@ -66,7 +66,7 @@ def change_round(policy: Policy, plan: Plan, members: Members, now: float) -> De
             return Decision(plan, (Deadline(latest, DeadlineReason.SCALE_UP if grows else DeadlineReason.CHECKPOINT),))
     if plan.to_drain:
         return Decision(update_plan(release_drains(plan, now), now, change=None))
-    return _resize(policy, plan, members, assign_ranks(plan.members, alive, size), now)
+    return _resize(policy, plan, assign_ranks(plan.members, alive, size), now)
 
 
 def _ready(policy: Policy, plan: Plan, members: Members) -> list[MemberState]:
@@ -87,7 +87,7 @@ def _have_saved(plan: Plan, members: Members) -> bool:
     return bool(saving) and all(report.saved_for == plan.change for report in saving)
 
 
-def _resize(policy: Policy, plan: Plan, members: Members, ranked: list[MemberState], now: float) -> Decision:
+def _resize(policy: Policy, plan: Plan, ranked: list[MemberState], now: float) -> Decision:
     """The larger or smaller round of these nodes."""
     if not offers_a_fresh_port(policy.rules, plan, ranked[0].report):
         return Decision(plan)
@@ -104,5 +104,5 @@ def _resize(policy: Policy, plan: Plan, members: Members, ranked: list[MemberSta
     reasons = (reason,) if choice is None else chain((reason,), *choice.reasons)
     ended = msgspec.structs.replace(plan, failure=None)
     if policy.needs_gathering:
-        return start_next_round(policy, ended, members, now, reasons)
-    return Decision(form_round(policy.rules, ended, ranked, now, reasons))
+        return end_round(policy, ended, now, reasons)
+    return Decision(form_round(policy.rules, ended, ranked, now, reasons), again=True)

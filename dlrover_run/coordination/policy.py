@@ -53,8 +53,6 @@ class Policy:
     """Whether nodes that join a running job are admitted between two rounds only."""
     watches_spares = False
     """Whether the policy acts on nodes without ranks while a round runs."""
-    chooses_size = False
-    """Whether the policy may want fewer nodes than are here (`PlanPart.wanted_nodes`)."""
 
     def __init__(self, rules: JobRules) -> None:
         self.rules = rules
@@ -121,11 +119,6 @@ class Policy:
     def end_round(self, plan: Plan) -> Plan:
         """The plan after the end of a round."""
         return plan
-
-    def excuses_failure(self, plan: Plan) -> bool:
-        """Whether a failure of a worker ends the round of this plan without a charge, because the policy has caused it.
-        The policy must limit how often."""
-        return False
 
     # While a round runs.
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 import msgspec
 
 from dlrover_run.coordination.decision import end_job
+from dlrover_run.coordination.job import Job
 from dlrover_run.coordination.membership import Members
 from dlrover_run.coordination.model import OVER, NodeKey, Plan, PlanPhase
-from dlrover_run.coordination.policy import Accepted, Policy
+from dlrover_run.coordination.policy import Accepted
 from dlrover_run.coordination.requests import Action, OperatorRequest, RequestFailed
 from dlrover_run.coordination.rules import DesiredSize, JobRules
 from dlrover_run.words.reasons import Code
@@ -38,7 +39,7 @@ def find_nodes(plan: Plan, members: Members, name: str) -> tuple[NodeKey, ...]:
 
 
 def apply_request(
-    rules: JobRules, policy: Policy, plan: Plan, members: Members, request: OperatorRequest, now: float
+    rules: JobRules, job: Job, plan: Plan, members: Members, request: OperatorRequest, now: float
 ) -> Accepted:
     """What follows from a request to a job that was started with these rules. Raises RequestFailed."""
     if plan.phase in OVER:
@@ -46,19 +47,19 @@ def apply_request(
     if request.action is Action.STOP:
         reason = Code.STOPPED_ON_REQUEST(by=request.by or "an operator")
         stopped = end_job(msgspec.structs.replace(plan, failure=None), now, PlanPhase.FAILED, (reason,)).plan
-        return Accepted(policy.end_job(stopped, now))
+        return Accepted(job.policy.end_job(stopped, now))
     if request.action is Action.SCALE:
-        if request.part is None and policy.has_rounds:
-            size = desired_size(rules, policy, plan, members, request)
+        if request.part is None and job.policy.has_rounds:
+            size = desired_size(rules, plan, members, request)
             return Accepted(msgspec.structs.replace(plan, clock=now, desired=size))
-        given = request.part and policy.scale(plan, members, request.part, request.by or "an operator", now)
+        given = request.part and job.policy.scale(plan, members, request.part, request.by or "an operator", now)
         if not given:
             program = rules.program
             raise RequestFailed(f"it was started with {program}; change its size with {program} scale")
         return given
     wanted = find_nodes(plan, members, request.node)
     # Of a round that runs they leave with the next planned change. Tasks without a round are moved by their policy.
-    waits = policy.has_rounds and plan.phase is PlanPhase.TRAINING
+    waits = job.policy.has_rounds and plan.phase is PlanPhase.TRAINING
     later = {member.key for member in plan.members} if waits else set()
     draining = [key for key in (*plan.draining, *(key for key in wanted if key not in later)) if key in members]
     to_drain = [key for key in (*plan.to_drain, *(key for key in wanted if key in later)) if key in members]
@@ -71,15 +72,14 @@ def apply_request(
     return Accepted(drained)
 
 
-def desired_size(
-    rules: JobRules, policy: Policy, plan: Plan, members: Members, request: OperatorRequest
-) -> DesiredSize | None:
+def desired_size(rules: JobRules, plan: Plan, members: Members, request: OperatorRequest) -> DesiredSize | None:
     """The size that a request asks for; None for that with which the job was started. Raises RequestFailed."""
     least, most = request.min_nodes or rules.min_nodes, request.max_nodes or rules.max_nodes
     if not rules.min_nodes <= least <= most <= rules.max_nodes:
         given = f"{least}:{most}" if request.min_nodes else str(most)
         raise RequestFailed(f"it was started with --nnodes={rules.min_nodes}:{rules.max_nodes}, which excludes {given}")
-    fixed = policy.chooses_size and bool(request.max_nodes) and not request.min_nodes
+    chooses = any(part.applies and part.chooses_size for part in rules.parts)
+    fixed = chooses and bool(request.max_nodes) and not request.min_nodes
     size = DesiredSize(least, most, request.by, fixed)
     if (problem := rules.resized(size).problem()) is not None:
         raise RequestFailed(problem)

@@ -15,9 +15,9 @@ from dlrover_run.coordination.decision import (
 from dlrover_run.coordination.gathering import (
     RoundMembers,
     disconnects_resolved_at,
+    end_round,
     release_drains,
     round_members,
-    start_next_round,
 )
 from dlrover_run.coordination.membership import Members, MemberState
 from dlrover_run.coordination.model import Failure, Member, NodePhase, Plan, PlanPhase, RoundKey
@@ -95,13 +95,13 @@ def train(policy: Policy, plan: Plan, members: Members, now: float) -> Decision:
     if lost_or_left:
         # Whether other nodes are lost with them is known soon, and one round is enough for all losses.
         if broken is None:
-            return _regroup_without(policy, plan, members, lost_or_left, now)
+            return _regroup_without(policy, plan, lost_or_left, now)
         return Decision(plan, deadline_if(broken, DeadlineReason.LOST))
     if failed:
         leavers = [(member, state) for member, state in unfinished if state is not None and state.is_draining]
         if leavers:
             # Its peers failed because a draining node has ended its workers.
-            return _regroup_without(policy, plan, members, leavers, now)
+            return _regroup_without(policy, plan, leavers, now)
         # The others may have failed because of a peer whose connection broke; that is known soon too. A member that
         # has not reported may be gone.
         delay = policy.rules.blame_delay if len(failed) < len(unfinished) else 0.0
@@ -121,7 +121,9 @@ def train(policy: Policy, plan: Plan, members: Members, now: float) -> Decision:
         return Decision(plan)
     watched = policy.watch(plan, members, now)
     decision = change_round(policy, watched.plan, members, now)
-    return Decision(decision.plan, watched.deadlines + decision.deadlines, watched.log_lines + decision.log_lines)
+    return decision._replace(
+        deadlines=watched.deadlines + decision.deadlines, log_lines=watched.log_lines + decision.log_lines
+    )
 
 
 def _failure(state: MemberState, key: RoundKey) -> Failure | None:
@@ -152,20 +154,20 @@ def _restart(policy: Policy, plan: Plan, members: Members, cause: MemberState, n
     assert failure is not None, "only a failed node is a cause"
     node_rank = next(rank for rank, member in enumerate(plan.members) if member.key == cause.report.key)
     failure = msgspec.structs.replace(failure, node_rank=node_rank)
-    if policy.excuses_failure(plan):
+    if any(part.excuses_failure(plan) for part in plan.parts):
         excused = update_plan(plan, now, failure=failure)
-        return start_next_round(policy, excused, members, now, (failure.reason,))
+        return end_round(policy, excused, now, (failure.reason,))
     worked = any(state.report.progressed and state.report.in_round(plan.key) for state in members.values())
     charged = consume_restart(policy.rules, plan, failure, worked, now)
     if charged.phase is PlanPhase.FAILED:
         return Decision(charged)
-    return start_next_round(policy, charged, members, now, charged.reasons)
+    return end_round(policy, charged, now, charged.reasons)
 
 
-def _regroup_without(policy: Policy, plan: Plan, members: Members, lost_or_left: RoundMembers, now: float) -> Decision:
+def _regroup_without(policy: Policy, plan: Plan, lost_or_left: RoundMembers, now: float) -> Decision:
     """The next round after a change of membership, which costs nothing."""
     ended = msgspec.structs.replace(plan, failure=None)
-    return start_next_round(policy, ended, members, now, _departures(plan, lost_or_left))
+    return end_round(policy, ended, now, _departures(plan, lost_or_left))
 
 
 def _remember_done(plan: Plan, members: Members, now: float) -> Plan:

@@ -1,10 +1,10 @@
 """The policies, one line each. A policy is imported only by jobs that have it.
 
-The order is that in which the core asks the policies of a job that has several.
+The order is that in which a decision asks them.
 
-A package has `rules.RECORDS`, its classes of `coordination.parts`, each with the policy's name as the tag;
-`policy.POLICY`, its class of `coordination.policy.Policy`; and `text`, which registers its codes, with that name as the
-prefix.
+A package has `rules.RECORDS`, its classes of `coordination.parts`, each with the feature's name as the tag; in
+`policy` either `OBSERVER`, its class of `coordination.observer.Observer`, or `POLICY`, its class of
+`coordination.policy.Policy`; and `text`, which registers its codes, with that name as the prefix.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from dlrover_run.coordination.rules import JobRules
 from dlrover_run.words import reasons
 
 if TYPE_CHECKING:
+    from dlrover_run.coordination.job import Job
+    from dlrover_run.coordination.observer import Observer
     from dlrover_run.coordination.policy import Policy
 
 POLICIES = {
@@ -35,19 +37,26 @@ reasons.TEXTS.update((name, f"{package}.text") for name, package in POLICIES.ite
 
 
 @lru_cache(maxsize=64)
-def policy_of(rules: JobRules) -> Policy:
-    """The policy of a job with these rules: its only one, or all of its policies as one, in the order of `POLICIES`."""
+def job_of(rules: JobRules) -> Job:
+    """The job with these rules, and with the features that they ask for, in the order of `POLICIES`."""
     # Imported by what decides; a node of a job only reads the records.
     from dlrover_run.coordination.combined_policy import CombinedPolicy
+    from dlrover_run.coordination.job import Job
     from dlrover_run.coordination.policy import Policy
 
     applied = {part.feature for part in rules.parts if part.applies and (rules.has_rounds or not part.needs_rounds)}
-    kinds: dict[str, type[Policy]] = {
-        name: import_module(f"{package}.policy").POLICY for name, package in POLICIES.items() if name in applied
-    }
-    if len(kinds) > 1:
-        return CombinedPolicy(rules, {name: kind(rules) for name, kind in kinds.items()})
-    return next(iter(kinds.values()), Policy)(rules)
+    observers: dict[str, Observer] = {}
+    policies: dict[str, Policy] = {}
+    for name, package in POLICIES.items():
+        if name in applied:
+            module = import_module(f"{package}.policy")
+            if hasattr(module, "OBSERVER"):
+                observers[name] = module.OBSERVER(rules)
+            else:
+                policies[name] = module.POLICY(rules)
+    if len(policies) > 1:
+        return Job(rules, observers, CombinedPolicy(rules, policies))
+    return Job(rules, observers, next(iter(policies.values()), None) or Policy(rules))
 
 
 def decode_part(kind: type[Any], value: Any) -> Any:

@@ -139,7 +139,7 @@ class Job:
             raise RequestRefused(refusal, retry=True)
         program = job_program(coordinator.plan, coordinator.members)
         is_other = not report.epoch and key not in coordinator.members and differs(program, report.program)
-        if is_other and is_full(coordinator.policy, coordinator.rules, coordinator.plan, report.parts):
+        if is_other and is_full(coordinator.job.policy, coordinator.rules, coordinator.plan, report.parts):
             raise RequestRefused(describe_other_program(self.name, program, report.program))
         if len(coordinator.members) >= MAX_NODES and key not in coordinator.members:
             raise RequestRefused(f"the job has {MAX_NODES} nodes, and a master takes no more", retry=True)

@@ -18,7 +18,7 @@ from dlrover_run.features.autoscale.model import (
 )
 from dlrover_run.features.autoscale.policy import KEEPERS
 from dlrover_run.features.node_check.decision.rules import CHECK_ONCE, HealthRules
-from dlrover_run.features.registry import policy_of
+from dlrover_run.features.registry import job_of
 from dlrover_run.words.reasons import codes
 
 HOUR = 3600.0
@@ -296,7 +296,6 @@ def test_a_decision_is_idempotent() -> None:
 def test_it_works_beside_the_health_check() -> None:
     both = JobRules(min_nodes=1, max_nodes=4, parts=(LIMITS,))
     both = replace(both, parts=with_part(both.parts, HealthRules(check=CHECK_ONCE)))
-    policy = policy_of(both)
-    assert policy.chooses_size
+    assert list(job_of(both).observers) == ["autoscale"]
     coordinator = Coordinator(both, 0.0, 1)
     assert coordinator.plan.wanted_nodes == 0

@@ -25,7 +25,7 @@ from dlrover_run.coordination.model import (
     rank_assignments,
 )
 from dlrover_run.coordination.rules import JobRules
-from dlrover_run.features.registry import policy_of
+from dlrover_run.features.registry import job_of
 from dlrover_run.words.reasons import Code, sentence
 from dlrover_run.words.text import node_name
 
@@ -666,11 +666,11 @@ def test_the_order_of_the_statuses_does_not_matter_and_deciding_twice_changes_no
 ) -> None:
     plan, present = at_work(len(phases), phases)
     job_rules = rules(1, 6, max_restarts=budget)
-    plan = decide(policy_of(job_rules), plan, present, 100.0).plan
+    plan = decide(job_of(job_rules), plan, present, 100.0).plan
     shuffled = dict(data.draw(st.permutations(list(present.items()))))
     again, _ = at_work(len(phases), phases)
-    assert decide(policy_of(job_rules), again, shuffled, 100.0).plan == plan
-    assert decide(policy_of(job_rules), plan, shuffled, 100.0).plan == plan
+    assert decide(job_of(job_rules), again, shuffled, 100.0).plan == plan
+    assert decide(job_of(job_rules), plan, shuffled, 100.0).plan == plan
     assert plan.restart_count <= budget
 
 
@@ -718,7 +718,7 @@ def test_deciding_for_two_thousand_nodes_takes_moments() -> None:
 
     def calls(nodes: int) -> int:
         plan, present = at_work(nodes, [])
-        return calls_of(lambda: decide(policy_of(rules(1, nodes)), plan, present, 1.0))
+        return calls_of(lambda: decide(job_of(rules(1, nodes)), plan, present, 1.0))
 
     assert calls(2000) < 20 * calls(200)
 

@@ -208,7 +208,7 @@ DEFECTS = {
 def test_a_planted_defect_is_found(name: str, wrong: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planned_changes, name, wrong)
     if name == "note_checkpoints":
-        monkeypatch.setattr("dlrover_run.coordination.decide.note_checkpoints", wrong)
+        monkeypatch.setattr("dlrover_run.coordination.rounds.note_checkpoints", wrong)
     failed = []
     for title, script in SCRIPTS.items():
         try:
@@ -223,5 +223,5 @@ def test_a_round_of_nodes_that_save_is_known_to_save_when_it_is_formed() -> None
     job = play(VirtualJob(rules(1, 4)), PAIR + "mark a")
     coordinator = job.coordinator
     between = msgspec.structs.replace(job.plan, phase=PlanPhase.GATHERING, saves=False)
-    formed = decide(coordinator.policy, between, coordinator.members, job.plan.clock + 100).plan
+    formed = decide(coordinator.job, between, coordinator.members, job.plan.clock + 100).plan
     assert (formed.phase, formed.saves) == (PlanPhase.TRAINING, True)

@@ -22,7 +22,7 @@ from dlrover_run.coordination.model import (
     RoundKey,
     rank_assignments,
 )
-from dlrover_run.coordination.policy import Policy
+from dlrover_run.coordination.observer import Observation
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.coordination.validation import validate_report
 from dlrover_run.features.hangs.node.stall_response import RoundStalls
@@ -36,11 +36,11 @@ from dlrover_run.features.hangs.stalls.model import (
     StallQuestion,
     StallState,
 )
-from dlrover_run.features.hangs.stalls.policy import StallPolicy
+from dlrover_run.features.hangs.stalls.policy import StallObserver
 from dlrover_run.features.hangs.stalls.policy import find as find_state
 from dlrover_run.features.hangs.stalls.rules import StallRules
 from dlrover_run.features.observe.records import Evidence, Traffic
-from dlrover_run.features.registry import decode_part, policy_of
+from dlrover_run.features.registry import decode_part, job_of
 
 RULES = JobRules(3, 3, parts=(StallRules(watched=1),))
 KEY = RoundKey(5, 2)
@@ -217,15 +217,16 @@ def test_if_the_others_stop_too_it_is_a_stall_of_the_round() -> None:
 
 
 def test_the_question_is_sent_to_all_nodes_until_the_worker_makes_progress() -> None:
-    policy = policy_of(RULES)
-    asking = decide(policy, PLAN, members(None, None, PARTLY), 10.0).plan
-    sent = policy.tasks(asking, rank_assignments(asking))
+    job = job_of(RULES)
+    observer = job.observers["stall"]
+    asking = decide(job, PLAN, members(None, None, PARTLY), 10.0).plan
+    sent = observer.orders(asking, rank_assignments(asking))
     assert set(sent) == {member.key for member in PLAN.members}
     assert set(sent.values()) == {StallAssignment(question=StallQuestion(KEY, 3))}
-    assert decide(policy, asking, members(None, None, PARTLY), 11.0).plan is asking
-    going_on = decide(policy, asking, members(None, None, None), 12.0).plan
-    assert policy.tasks(going_on, rank_assignments(going_on)) == {}
-    assert StallState.get(policy.end_round(asking).parts) == StallState()
+    assert decide(job, asking, members(None, None, PARTLY), 11.0).plan is asking
+    going_on = decide(job, asking, members(None, None, None), 12.0).plan
+    assert observer.orders(going_on, rank_assignments(going_on)) == {}
+    assert observer.observe(ended(asking), members(*ALL), 12.0).part == StallState()
 
 
 def test_a_node_answers_when_its_workers_have_trained_since_it_was_asked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -319,24 +320,28 @@ def test_a_part_out_of_bounds_is_refused(part: dict[str, Any]) -> None:
         decode_part(StallNodeReport, part)
 
 
+def ended(plan: Plan) -> Plan:
+    return msgspec.structs.replace(plan, phase=PlanPhase.GATHERING)
+
+
 def test_the_finding_is_sent_to_all_nodes_until_they_make_progress() -> None:
-    policy = policy_of(RULES)
-    assert type(policy) is StallPolicy
-    stalled = decide(policy, PLAN, members(*ALL), 10.0).plan
-    sent = policy.tasks(stalled, rank_assignments(stalled))
+    job = job_of(RULES)
+    observer = job.observers["stall"]
+    assert type(observer) is StallObserver
+    stalled = decide(job, PLAN, members(*ALL), 10.0).plan
+    sent = observer.orders(stalled, rank_assignments(stalled))
     assert set(sent) == {member.key for member in PLAN.members}
-    assert decide(policy, stalled, members(*ALL), 11.0).plan is stalled
-    going_on = decide(policy, stalled, members(None, *ALL[1:]), 12.0).plan
-    assert policy.tasks(going_on, rank_assignments(going_on)) == {}
-    assert StallState.get(policy.end_round(stalled).parts).finding is None
+    assert decide(job, stalled, members(*ALL), 11.0).plan is stalled
+    going_on = decide(job, stalled, members(None, *ALL[1:]), 12.0).plan
+    assert observer.orders(going_on, rank_assignments(going_on)) == {}
+    assert observer.observe(ended(stalled), members(*ALL), 12.0).part == StallState()
 
 
-def test_without_a_stall_the_policy_changes_no_decision() -> None:
-    assert set(vars(StallPolicy)) & set(vars(Policy)) - {"__module__", "__doc__"} == {"refresh", "end_round", "tasks"}
-    policy = policy_of(RULES)
-    assert policy.refresh(PLAN, members(None, None, None), 1.0).plan is PLAN
-    assert policy.end_round(PLAN) is PLAN
-    assert policy.tasks(PLAN, rank_assignments(PLAN)) == {}
+def test_without_a_stall_it_changes_no_decision() -> None:
+    observer = StallObserver(RULES)
+    assert observer.observe(PLAN, members(None, None, None), 1.0) == Observation()
+    assert observer.observe(ended(PLAN), members(*ALL), 1.0) == Observation()
+    assert observer.orders(PLAN, rank_assignments(PLAN)) == {}
 
 
 class Watch:

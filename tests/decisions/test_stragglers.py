@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 import pytest
+from job_parts import running_report
 from msgspec.structs import replace
-from policy_parts import running_report
 
 from dlrover_run.coordination.assignment import build_assignment, node_views
 from dlrover_run.coordination.decide import decide
@@ -25,6 +25,7 @@ from dlrover_run.coordination.model import (
     RoundKey,
     rank_assignments,
 )
+from dlrover_run.coordination.observer import Observation
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.coordination.status import JobView, StragglerStatus, job_status
 from dlrover_run.coordination.validation import validate_report
@@ -45,7 +46,7 @@ from dlrover_run.features.hangs.stragglers.model import (
     StragglerNodeReport,
     StragglerState,
 )
-from dlrover_run.features.hangs.stragglers.policy import StragglerPolicy, find
+from dlrover_run.features.hangs.stragglers.policy import StragglerObserver, find
 from dlrover_run.features.hangs.stragglers.rules import StragglerRules
 from dlrover_run.features.hangs.stragglers.shares import (
     KEPT_WINDOWS,
@@ -59,7 +60,7 @@ from dlrover_run.features.hangs.stragglers.text import StragglerCode
 from dlrover_run.features.observe.records import Evidence, Traffic
 from dlrover_run.features.observe.waits import MainThread, Waits, classify
 from dlrover_run.features.operate.web.metrics import JobFigures, render_metrics
-from dlrover_run.features.registry import decode_part, policy_of
+from dlrover_run.features.registry import decode_part, job_of
 from dlrover_run.transport.messages import MAX_NODE_MESSAGE, InvalidMessage, Report, decode_from_node, encode
 
 PEERS, DATA, DISK, TIME, RUNS = Waits.PEERS, Waits.DATA, Waits.DISK, Waits.TIME, Waits.NOTHING
@@ -350,13 +351,13 @@ class TestSeveralNodes:
         assert find(PLAN, members(part(0), part(1), StragglerNodeReport((SLOW,)))) == ()
 
     def test_what_was_found_holds_while_a_node_is_away(self) -> None:
-        policy = policy_of(RULES)
-        plan = decide(policy, PLAN, members(*ALL), 1.0).plan
+        job = job_of(RULES)
+        plan = decide(job, PLAN, members(*ALL), 1.0).plan
         away = members(*ALL)
         key = PLAN.members[0].key
         away[key] = replace(away[key], disconnected_at=2.0, lost_at=99.0)
         assert find(plan, away) is None
-        assert StragglerState.get(decide(policy, plan, away, 2.0).plan.parts).stragglers
+        assert StragglerState.get(decide(job, plan, away, 2.0).plan.parts).stragglers
         del away[key]
         assert find(plan, away) is None
 
@@ -368,32 +369,33 @@ class TestSeveralNodes:
         assert find(PLAN, old) == ()
 
     def test_it_changes_the_plan_once_and_nothing_but_its_part(self) -> None:
-        policy = policy_of(RULES)
-        assert isinstance(policy, StragglerPolicy)
-        before = decide(policy, PLAN, members(part(0), part(1), part(2)), 1.0).plan
-        found = decide(policy, before, members(*ALL), 2.0)
+        job = job_of(RULES)
+        assert isinstance(job.observers["straggler"], StragglerObserver)
+        before = decide(job, PLAN, members(part(0), part(1), part(2)), 1.0).plan
+        found = decide(job, before, members(*ALL), 2.0)
         assert len(found.log_lines) == 1
         assert "rank 5" in found.log_lines[0]
         assert replace(found.plan, parts=before.parts, clock=before.clock) == before
         # Other figures of the same rank are no news.
         varied = members(part(0), part(1), part(2, Shares(5, computing=0.7, data=0.2)))
-        assert decide(policy, found.plan, varied, 3.0).plan == found.plan
-        gone = decide(policy, found.plan, members(part(0), part(1), part(2)), 4.0).plan
+        assert decide(job, found.plan, varied, 3.0).plan == found.plan
+        gone = decide(job, found.plan, members(part(0), part(1), part(2)), 4.0).plan
         assert StragglerState.get(gone.parts) == StragglerState()
 
     def test_only_the_node_of_the_straggler_is_told(self) -> None:
-        policy = policy_of(RULES)
-        plan = decide(policy, PLAN, members(*ALL), 1.0).plan
-        told = policy.tasks(plan, rank_assignments(plan))
+        job = job_of(RULES)
+        plan = decide(job, PLAN, members(*ALL), 1.0).plan
+        told = job.observers["straggler"].orders(plan, rank_assignments(plan))
         assert list(told) == [PLAN.members[2].key]
         assert told[PLAN.members[2].key].stragglers == ((5, "data"),)
 
     def test_its_state_ends_with_the_round(self) -> None:
-        policy = policy_of(RULES)
-        plan = decide(policy, PLAN, members(*ALL), 1.0).plan
-        assert StragglerState.get(policy.end_round(plan).parts) == StragglerState()
-        assert policy.end_round(PLAN) is PLAN
-        assert find(replace(plan, phase=PlanPhase.GATHERING), members(*ALL)) is None
+        job = job_of(RULES)
+        plan = decide(job, PLAN, members(*ALL), 1.0).plan
+        observer = job.observers["straggler"]
+        ended = replace(plan, phase=PlanPhase.GATHERING)
+        assert observer.observe(ended, members(*ALL), 2.0).part == StragglerState()
+        assert observer.observe(replace(PLAN, phase=PlanPhase.GATHERING), members(*ALL), 2.0) == Observation()
 
     def test_a_node_cannot_report_ranks_that_are_not_its_own(self) -> None:
         assert validate_report(report(2, part(2)), PLAN) is None
@@ -410,9 +412,9 @@ class TestSeveralNodes:
             decode_from_node(encode(Report(report(0, StragglerNodeReport((*most, Shares(1)))))))
 
     def test_the_status_and_the_metrics_name_it(self) -> None:
-        policy = policy_of(RULES)
-        plan = decide(policy, PLAN, members(*ALL), 1.0).plan
-        views = node_views(policy, plan)
+        job = job_of(RULES)
+        plan = decide(job, PLAN, members(*ALL), 1.0).plan
+        views = node_views(job, plan)
         status = job_status(JobView("j", RULES, plan, members(*ALL), views, None, 2.0))
         assert [node.stragglers for node in status.nodes] == [(), (), (StragglerStatus(5, "data"),)]
         assert [bool(node.reason) for node in status.nodes] == [False, False, True]
@@ -473,8 +475,8 @@ class TestTheAgent:
 
     def test_what_is_found_is_an_event_once_and_its_end_is_one(self) -> None:
         stragglers, kept, _ = watched(lambda pid, _: None)
-        plan = decide(policy_of(RULES), PLAN, members(*ALL), 1.0).plan
-        view = node_views(policy_of(RULES), plan)[PLAN.members[2].key]
+        plan = decide(job_of(RULES), PLAN, members(*ALL), 1.0).plan
+        view = node_views(job_of(RULES), plan)[PLAN.members[2].key]
         found = build_assignment(plan, view, None)
         for assignment in (found, found, replace(found, parts=()), replace(found, parts=())):
             stragglers.follow(assignment)
@@ -502,5 +504,5 @@ class TestTheAgent:
 def test_what_travels_and_is_kept_is_decoded_as_it_was() -> None:
     sent = report(2, part(2, SLOW))
     assert msgspec.json.decode(msgspec.json.encode(sent), type=NodeReport, dec_hook=decode_part) == sent
-    plan = decide(policy_of(RULES), PLAN, members(*ALL), 1.0).plan
+    plan = decide(job_of(RULES), PLAN, members(*ALL), 1.0).plan
     assert msgspec.json.decode(msgspec.json.encode(plan), type=Plan, dec_hook=decode_part) == plan

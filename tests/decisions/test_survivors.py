@@ -12,7 +12,7 @@ from virtual_job import VirtualJob, play, rules
 from dlrover_run.coordination.membership import MemberState
 from dlrover_run.coordination.model import NodeReport, Plan, RoundKey
 from dlrover_run.coordination.validation import validate_report
-from dlrover_run.features.registry import decode_part, policy_of
+from dlrover_run.features.registry import decode_part, job_of
 from dlrover_run.features.survivors.model import (
     MAX_GROUP,
     MAX_UUID,
@@ -24,7 +24,7 @@ from dlrover_run.features.survivors.model import (
     uuid_of,
 )
 from dlrover_run.features.survivors.node import Step, WorkerRecord, ended_before_its_group, next_step, node_part
-from dlrover_run.features.survivors.policy import SurvivorsPolicy, choose_store
+from dlrover_run.features.survivors.policy import SurvivorsObserver, choose_store
 from dlrover_run.features.survivors.rules import SurvivorsRules
 from dlrover_run.features.survivors.text import SurvivorsCode
 from dlrover_run.words.reasons import codes, render
@@ -75,9 +75,9 @@ def trained() -> SurvivingJob:
     return job
 
 
-def test_a_job_without_the_rule_has_no_such_policy() -> None:
-    assert type(policy_of(rules(1, 1, parts=(SurvivorsRules(),)))).__name__ == "Policy"
-    assert type(policy_of(RULES)) is SurvivorsPolicy
+def test_a_job_without_the_rule_has_no_such_observer() -> None:
+    assert job_of(rules(1, 1, parts=(SurvivorsRules(),))).observers == {}
+    assert type(job_of(RULES).observers["survivors"]) is SurvivorsObserver
 
 
 def test_the_group_of_a_round_forms_once_all_workers_have_offered() -> None:

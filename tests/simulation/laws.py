@@ -7,9 +7,9 @@ from typing import Any
 
 from dlrover_run.coordination.decide import decide
 from dlrover_run.coordination.decision import Decision
+from dlrover_run.coordination.job import Job
 from dlrover_run.coordination.membership import Members
 from dlrover_run.coordination.model import OVER, Assignment, NodeKey, NodeReport, Plan, RoundKey
-from dlrover_run.coordination.policy import Policy
 from dlrover_run.coordination.requests import OperatorRequest
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.coordination.status import JobStatus
@@ -19,7 +19,7 @@ from simulation.timeline import demand
 UNSEEN_SLEEP = 0.4
 """Seconds for which a master may have been stopped without noticing it, plus a margin."""
 
-Decide = Callable[[Policy, Plan, Members, float], Decision]
+Decide = Callable[[Job, Plan, Members, float], Decision]
 
 
 class Laws:
@@ -53,11 +53,11 @@ class Laws:
         demand(now - self._reached[node] >= timeout, "a node that reaches another one is not cut off")
         self.cut_off.add(node)
 
-    def deciding(self, policy: Policy, plan: Plan, present: Members, now: float, real: Decide = decide) -> Decision:
+    def deciding(self, job: Job, plan: Plan, present: Members, now: float, real: Decide = decide) -> Decision:
         """Call `decide`, and check the laws of a single decision."""
-        decision = real(policy, plan, present, now)
+        decision = real(job, plan, present, now)
         after = decision.plan
-        again = real(policy, after, present, now)
+        again = real(job, after, present, now)
         demand(again.plan == after, "deciding twice gives the same plan")
         demand(again.wake_at is None or again.wake_at > now, "the next deadline of a decision is not in the past")
         self._check_promptness(after.epoch, again, present, now)

@@ -17,6 +17,7 @@ from typing import Any
 from policy_parts import running_report
 from virtual_loop import run_virtually
 
+from dlrover_run.coordination.decision import update_plan
 from dlrover_run.coordination.membership import MemberState
 from dlrover_run.coordination.model import (
     Assignment,
@@ -33,7 +34,7 @@ from dlrover_run.features.hangs.node.stall_response import RoundStalls
 from dlrover_run.features.hangs.node.stall_watch import StallWatch
 from dlrover_run.features.hangs.search.round_detectors import RoundDetectors
 from dlrover_run.features.hangs.stacks.stacks import Frame, Stack, Thread
-from dlrover_run.features.hangs.stalls.policy import StallPolicy
+from dlrover_run.features.hangs.stalls.policy import StallObserver
 from dlrover_run.features.hangs.stalls.rules import StallRules
 from dlrover_run.features.observe.processes import ProcessFigures, WorkerFigures
 from dlrover_run.features.observe.records import Evidence, Traffic
@@ -214,7 +215,7 @@ def play(seed: int) -> World:
 
 async def _play(world: World) -> None:
     loop = asyncio.get_running_loop()
-    policy = StallPolicy(JobRules(NODES, NODES, parts=(StallRules(watched=1),)))
+    observer = StallObserver(JobRules(NODES, NODES, parts=(StallRules(watched=1),)))
     plan = PLAN
     received: dict[int, NodeReport] = {}
     broken: list[BaseException] = []
@@ -232,8 +233,8 @@ async def _play(world: World) -> None:
         if len(received) < NODES:
             return
         members = {one.key: MemberState(one, 0.0, 0.0) for one in received.values()}
-        plan = policy.refresh(plan, members, loop.time()).plan
-        parts = policy.tasks(plan, rank_assignments(plan))
+        plan = update_plan(plan, loop.time(), part=observer.observe(plan, members, loop.time()).part)
+        parts = observer.orders(plan, rank_assignments(plan))
         for number, node in enumerate(nodes):
             assignment = Assignment(
                 epoch=1, phase=PlanPhase.TRAINING, key=KEY, parts=(parts.get(PLAN.members[number].key),)

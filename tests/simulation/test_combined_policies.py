@@ -59,11 +59,11 @@ def decoded(record: Any) -> Any:
 
 
 def test_one_policy_is_not_combined() -> None:
-    assert type(registry.policy_of(JobRules())) is Policy
-    assert type(registry.policy_of(JobRules(parts=(WARM_UP,)))) is WarmUpPolicy
+    assert type(registry.job_of(JobRules()).policy) is Policy
+    assert type(registry.job_of(JobRules(parts=(WARM_UP,))).policy) is WarmUpPolicy
     unused = combine((HealthRules(check=CHECK_ONCE), WarmUpRules()))
-    assert type(registry.policy_of(JobRules(parts=unused))) is HealthPolicy
-    assert type(registry.policy_of(BOTH)) is CombinedPolicy
+    assert type(registry.job_of(JobRules(parts=unused)).policy) is HealthPolicy
+    assert type(registry.job_of(BOTH).policy) is CombinedPolicy
     state = HealthState(check_count=1)
     assert with_part((), state) == combine((HealthState(),), (state,)) == (state,)
 
@@ -120,7 +120,7 @@ def test_parts_that_all_nodes_receive_alike_are_split_off_and_joined() -> None:
     assert join(own, common) == whole
 
 
-VALUES = {"continued", "tasks", "has_rounds", "needs_gathering", "watches_spares", "chooses_size"}
+VALUES = {"continued", "tasks", "has_rounds", "needs_gathering", "watches_spares"}
 
 
 def test_a_combination_answers_whatever_one_policy_answers() -> None:

@@ -268,7 +268,7 @@ DEFECTS = {
     "one success is enough": Defect(patched((running, "all"), by=any), master=1),
     "no decision is made at a deadline": Defect(patched((Coordinator, "wake_at"), by=lambda self: None), master=1),
     "the loss of a node changes nothing": Defect(
-        patched((running, "_regroup_without"), by=lambda policy, plan, present, gone, now: Decision(plan)),
+        patched((running, "_regroup_without"), by=lambda policy, plan, gone, now: Decision(plan)),
         master=0,
     ),
     "a broken connection goes unnoticed": Defect(

@@ -99,7 +99,7 @@ DEFECTS: dict[str, Defect] = {
     "every worker restarts": Defect(patched((node, "can_survive"), by=lambda worker, part: False), master=0),
     "a worker survives its store": Defect(patched((node, "can_survive"), by=survive_any_store), master=17),
     "the others wait for a worker that cannot": Defect(
-        patched((policy, "reasons_against"), by=lambda plan, members: ()), master=13
+        patched((policy, "reasons_against"), by=lambda plan, state, members: ()), master=13
     ),
 }
 

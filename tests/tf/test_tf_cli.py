@@ -18,8 +18,8 @@ from dlrover_run.command_line import flags as those_of_dlrover_run
 from dlrover_run.command_line.entry_point import job_or_code, run
 from dlrover_run.command_line.values import memory_size
 from dlrover_run.coordination.rules import MAX_NODES
+from dlrover_run.features import registry
 from dlrover_run.features.autoscale.rules import STRONG, WEAK, AutoscaleRules
-from dlrover_run.features.registry import policy_of
 from dlrover_run.spec import SpecError, Std
 from tf_ps_runner.cli import has_tensorflow, parse, require_tensorflow
 from tf_ps_runner.cluster import rules
@@ -83,7 +83,7 @@ def test_a_job_with_a_range_may_choose_within_it(flag: str, scaling: int, size: 
     rules = job_of(f"{flag} {size} --rdzv-conf=autoscale_block=2 train.py").job.rules
     assert (AutoscaleRules.get(rules.parts).scaling, AutoscaleRules.get(rules.parts).block) == (scaling, 2.0)
     assert not rules.has_rounds
-    assert policy_of(rules).__class__ is ParameterServerPolicy
+    assert registry.job_of(rules).policy.__class__ is ParameterServerPolicy
 
 
 def test_a_job_of_one_size_has_nothing_to_choose() -> None:

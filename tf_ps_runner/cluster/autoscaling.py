@@ -9,6 +9,7 @@ from dlrover_run.coordination.model import Plan
 from dlrover_run.features.autoscale.decide import decide, find_record
 from dlrover_run.features.autoscale.measure import Estimate, estimate
 from dlrover_run.features.autoscale.model import (
+    MAX_CRASHES,
     AutoscaleState,
     Failure,
     JobView,
@@ -18,7 +19,6 @@ from dlrover_run.features.autoscale.model import (
 )
 from dlrover_run.features.autoscale.policy import BLOCKS_PER_REPORT, REPORTS_PER_BLOCK
 from dlrover_run.features.autoscale.rules import AutoscaleRules
-from dlrover_run.features.autoscale.search import MAX_CRASHES
 from dlrover_run.words.reasons import Reasons
 from tf_ps_runner.cluster import text
 from tf_ps_runner.cluster.budgets import may_try_servers

@@ -13,7 +13,7 @@ from msgspec import Meta
 from msgspec.structs import replace
 
 from dlrover_run.coordination.bounds import Count, Total
-from dlrover_run.coordination.model import RoundKey
+from dlrover_run.coordination.model import Plan, RoundKey
 from dlrover_run.coordination.parts import AssignmentPart, PlanPart, ReportPart
 from dlrover_run.coordination.size_choice import MeasuredSize, SizeChoice
 from dlrover_run.features.autoscale.command import CommandResult, CommandRun
@@ -31,6 +31,10 @@ MAX_PAUSES = 5
 
 MAX_LOSSES = 3
 """Losses of nodes that are remembered: with that many within `AutoscaleRules.retry` the size is given up for a time."""
+
+MAX_CRASHES = 2
+"""Sizes beyond the largest, or below the smallest, that were measured, at which workers may fail before no other one
+there is tried; and failures of one size that cost no restart."""
 
 Time = Annotated[float, Meta(ge=0, le=1e12)]
 Log = Annotated[float, Meta(ge=-1e3, le=1e3)]
@@ -220,6 +224,14 @@ class AutoscaleState(msgspec.Struct, PlanPart, frozen=True, forbid_unknown_field
             measuring=len(self.measurement.blocks),
             sizes=_measured_sizes(self.table),
         )
+
+    def excuses_failure(self, plan: Plan) -> bool:
+        """Whether the round had a size that was only tried: a few failures of it cost no restart."""
+        size = len(plan.members)
+        if size != plan.wanted_nodes or not any(record.blocks for record in self.table):
+            return False
+        tried = next((record for record in self.table if record.size == size), None)
+        return tried is None or (not tried.blocks and tried.crashes < MAX_CRASHES)
 
     @property
     def lasting(self) -> AutoscaleState:

@@ -1,4 +1,4 @@
-"""The autoscaler as a policy: what the nodes report becomes a view of the job, and what is decided its size."""
+"""The autoscaler of a job with rounds: nodes' reports become a view of the job, and what is decided its size."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 from msgspec.structs import replace
 
-from dlrover_run.coordination.decision import DeadlineReason, Decision, deadline_if, update_plan
+from dlrover_run.coordination.decision import DeadlineReason, deadline_if
 from dlrover_run.coordination.membership import Members
 from dlrover_run.coordination.model import NodeKey, NodePhase, Plan, PlanPhase, RankAssignment
-from dlrover_run.coordination.policy import Policy
+from dlrover_run.coordination.observer import Observation, Observer
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.features.autoscale.command import CommandRun, Demand, follow_result, next_run
 from dlrover_run.features.autoscale.decide import decide, find_record, spares_until
@@ -26,7 +26,6 @@ from dlrover_run.features.autoscale.model import (
     recovered,
 )
 from dlrover_run.features.autoscale.rules import AutoscaleRules
-from dlrover_run.features.autoscale.search import MAX_CRASHES
 from dlrover_run.words.reasons import render
 
 KEEPERS = 3
@@ -39,17 +38,16 @@ BLOCKS_PER_REPORT = 3
 """Blocks of that length between two reports once the size was measured: then they only show whether it changes."""
 
 
-class AutoscalePolicy(Policy):
-    """Measures the sizes that the job has, and chooses the next one."""
-
-    chooses_size = True
+class AutoscaleObserver(Observer):
+    """Measures the sizes that the job has, and chooses the next one. After the end of a round it looks at once, as that
+    may have been a failure of its size: the next round is formed with the size that is wanted then."""
 
     def __init__(self, rules: JobRules) -> None:
-        super().__init__(rules)
+        self.rules = rules
         self.limits = AutoscaleRules.get(rules.parts)
         self.sizes = self.limits.allowed(rules.min_nodes, rules.max_nodes, rules.node_unit)
 
-    def refresh(self, plan: Plan, members: Members, now: float) -> Decision:
+    def observe(self, plan: Plan, members: Members, now: float) -> Observation:
         before = AutoscaleState.get(plan.parts)
         view: JobView | None = None
         if plan.desired is not None and plan.desired.fixed:
@@ -67,12 +65,12 @@ class AutoscalePolicy(Policy):
         # A time that has passed is no deadline: the coordinator would decide again at once, and for ever.
         deadlines = deadline_if(None if until is None or until <= now else until, DeadlineReason.POLICY)
         if after == before:
-            return Decision(plan, deadlines)
+            return Observation(deadlines=deadlines)
         if after.lasting != before.lasting:
             after = replace(after, changed_at=now, epoch=plan.epoch)
         is_news = (after.target, after.condition) != (before.target, before.condition)
         lines = (f"autoscale: {after.condition}: {render(after.reasons)}",) if is_news else ()
-        return Decision(update_plan(plan, now, part=after), deadlines, lines)
+        return Observation(after, deadlines, lines)
 
     def _command(
         self, state: AutoscaleState, view: JobView, plan: Plan, members: Members, now: float
@@ -98,31 +96,16 @@ class AutoscalePolicy(Policy):
             return None
         return wanted + self.rules.spares
 
-    def step(self, plan: Plan, members: Members, now: float) -> Decision:
-        """Decide after the end of a round, whose failure may have been one of its size. The next round is formed with
-        the size that is wanted then."""
-        following = self.refresh(plan, members, now)
-        return following._replace(holds=following.plan.wanted_nodes != self.rules.wanted_nodes)
-
-    def excuses_failure(self, plan: Plan) -> bool:
-        """Whether the round had a size that was only tried: a few failures of it cost no restart."""
-        state = AutoscaleState.get(plan.parts)
-        size = len(plan.members)
-        if size != plan.wanted_nodes or not any(one.blocks for one in state.table):
-            return False
-        record = find_record(state, size)
-        return record is None or (not record.blocks and record.crashes < MAX_CRASHES)
-
-    def recover(self, plan: Plan, members: Members) -> Plan:
-        """The plan with what the nodes have kept."""
+    def recovered(self, plan: Plan, members: Members) -> AutoscaleState | None:
+        """What the nodes have kept."""
         parts = (AutoscaleNodeReport.find(state.report.parts) for state in members.values())
         kept = [part.known for part in parts if part is not None and part.known is not None]
         if not kept:
-            return plan
+            return None
         latest = max(kept, key=lambda state: (state.epoch, state.changed_at))
-        return update_plan(plan, plan.clock, part=recovered(latest))
+        return recovered(latest)
 
-    def tasks(self, plan: Plan, ranks: Mapping[NodeKey, RankAssignment]) -> Mapping[NodeKey, AutoscaleAssignment]:
+    def orders(self, plan: Plan, ranks: Mapping[NodeKey, RankAssignment]) -> Mapping[NodeKey, AutoscaleAssignment]:
         """The node with rank 0 reports its steps, the first ones keep what was found, and one may run the command."""
         if not ranks:
             return {}
@@ -193,4 +176,4 @@ def _progress(state: AutoscaleState, plan: Plan, members: Members) -> Progress |
     return Progress(part.steps, max(0.0, round(state.clock.began + part.seconds, 3)), part.samples, part.left)
 
 
-POLICY = AutoscalePolicy
+OBSERVER = AutoscaleObserver

@@ -52,6 +52,7 @@ class AutoscaleRules(msgspec.Struct, RulesPart, frozen=True, forbid_unknown_fiel
     horizon: float = 3600.0
 
     needs_rounds: ClassVar[bool] = True
+    chooses_size: ClassVar[bool] = True
     flags: ClassVar[Mapping[str, str]] = {
         "scaling": "--autoscale",
         "command": "--scale-command",

@@ -12,14 +12,10 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from dlrover_run.features.autoscale.model import SizeRecord, Sizes
+from dlrover_run.features.autoscale.model import MAX_CRASHES, SizeRecord, Sizes
 
 STEEPEST = 1.0
 """The slope of throughput over size that no job exceeds: twice the nodes do twice the work."""
-
-MAX_CRASHES = 2
-"""Sizes beyond the largest, or below the smallest, that were measured, at which workers may fail before no other one
-there is tried."""
 
 
 class Candidate(NamedTuple):

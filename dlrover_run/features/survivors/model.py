@@ -96,10 +96,12 @@ class Formation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SurvivorsState(msgspec.Struct, PlanPart, frozen=True, forbid_unknown_fields=True, tag="survivors"):
-    """The store, None while no node has reported one; how the group of the round is formed, None while that is not
-    known; and why the last group that was not formed in place was not."""
+    """The store, None while no node has reported one, and the round for which it was chosen last, `chosen_for`; how the
+    group of the round is formed, None while that is not known; and why the last group that was not formed in place was
+    not."""
 
     store: Store | None = None
+    chosen_for: RoundKey = RoundKey()
     formation: Formation | None = None
     why_not: BoundedReasons = ()
 

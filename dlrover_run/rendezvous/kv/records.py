@@ -181,7 +181,7 @@ def messages_by_bucket(
 
     rules = encode_rules(coordinator.rules)
     program = job_program(plan, coordinator.members)
-    full = is_full(coordinator.policy, coordinator.rules, plan)
+    full = is_full(coordinator.job.policy, coordinator.rules, plan)
     common = msgspec.structs.replace(common_assignment(plan), parts=shared)
     return {
         bucket: BucketMessage(

@@ -17,7 +17,7 @@ from dlrover_run.coordination.requests import StackQuery
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.coordination.stacks import JobStacks, NodeStacks, StackRequest, nodes_to_ask
 from dlrover_run.coordination.status import JobStatus, JobView, job_status
-from dlrover_run.features.registry import policy_of
+from dlrover_run.features.registry import job_of
 from dlrover_run.words.reasons import sentence
 
 
@@ -25,7 +25,7 @@ def own_status(name: str, rules: JobRules, report: NodeReport, absence: str) -> 
     """The status of the job as this node knows it; `absence` is the clause that says why no coordinator answers."""
     plan, members = _known(report)
     plan = msgspec.structs.replace(plan, reasons=sentence(absence))
-    view = continued_assignment(policy_of(rules), plan, report, None)
+    view = continued_assignment(job_of(rules), plan, report, None)
     activities = {} if report.activity is None else {report.key: Received(report.activity, 0.0)}
     views = {report.key: view}
     status = job_status(JobView(name, rules, plan, members, views, None, 0.0, aged=False, activities=activities))

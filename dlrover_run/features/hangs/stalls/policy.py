@@ -1,13 +1,13 @@
-"""The search for stalls as a policy: it changes no decision about rounds, and sends each node what it has found."""
+"""The search for stalls among the nodes of a round: it sends each node what it has found."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from dlrover_run.coordination.decision import Decision, update_plan
 from dlrover_run.coordination.membership import Members
 from dlrover_run.coordination.model import NodeKey, Plan, PlanPhase, RankAssignment, rank_assignments
-from dlrover_run.coordination.policy import Policy
+from dlrover_run.coordination.observer import Observation, Observer
+from dlrover_run.coordination.rules import JobRules
 from dlrover_run.features.hangs.search.guilt import NODES_AGE_MARGIN, Finding, find_alone, find_stall, ranks_to_restart
 from dlrover_run.features.hangs.search.outside import is_held_back
 from dlrover_run.features.hangs.search.round_detectors import ENOUGH_WITNESSES
@@ -24,23 +24,21 @@ from dlrover_run.words.reasons import render
 from dlrover_run.words.text import format_ranks
 
 
-class StallPolicy(Policy):
+class StallObserver(Observer):
     """Finds out for which worker of which node all others of a round wait."""
 
-    def refresh(self, plan: Plan, members: Members, now: float) -> Decision:
+    def __init__(self, rules: JobRules) -> None:
+        pass
+
+    def observe(self, plan: Plan, members: Members, now: float) -> Observation:
         state, before = find(plan, members), StallState.get(plan.parts)
         if state == before:
-            return Decision(plan)
+            return Observation()
         is_new = state.finding is not None and state.finding != before.finding
         lines = (_log_line(state.finding),) if is_new and state.finding is not None else ()
-        return Decision(update_plan(plan, now, part=state), log_lines=lines)
+        return Observation(state, log_lines=lines)
 
-    def end_round(self, plan: Plan) -> Plan:
-        if StallState.get(plan.parts) == StallState():
-            return plan
-        return update_plan(plan, plan.clock, part=StallState())
-
-    def tasks(self, plan: Plan, ranks: Mapping[NodeKey, RankAssignment]) -> Mapping[NodeKey, StallAssignment]:
+    def orders(self, plan: Plan, ranks: Mapping[NodeKey, RankAssignment]) -> Mapping[NodeKey, StallAssignment]:
         """The finding and the question, for each node of the round."""
         state = StallState.get(plan.parts)
         if state == StallState():
@@ -117,4 +115,4 @@ def _log_line(found: StallFinding) -> str:
     return f"{whose} progress: {named}{render(found.reasons)}"
 
 
-POLICY = StallPolicy
+OBSERVER = StallObserver

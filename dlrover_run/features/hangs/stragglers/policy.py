@@ -1,37 +1,35 @@
-"""The search for stragglers as a policy: it changes no decision about rounds, and tells each node about its own."""
+"""The search for stragglers among the nodes of a round: it sends each node its own."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from dlrover_run.coordination.decision import Decision, update_plan
 from dlrover_run.coordination.membership import Members
 from dlrover_run.coordination.model import NodeKey, Plan, PlanPhase, RankAssignment, rank_assignments
-from dlrover_run.coordination.policy import Policy
+from dlrover_run.coordination.observer import Observation, Observer
+from dlrover_run.coordination.rules import JobRules
 from dlrover_run.features.hangs.stragglers.finding import Straggler, find_stragglers
 from dlrover_run.features.hangs.stragglers.model import StragglerAssignment, StragglerNodeReport, StragglerState
 from dlrover_run.features.hangs.stragglers.shares import Shares
 
 
-class StragglerPolicy(Policy):
+class StragglerObserver(Observer):
     """Compares the workers of all nodes of a round."""
 
-    def refresh(self, plan: Plan, members: Members, now: float) -> Decision:
+    def __init__(self, rules: JobRules) -> None:
+        pass
+
+    def observe(self, plan: Plan, members: Members, now: float) -> Observation:
         before = StragglerState.get(plan.parts).stragglers
         found = find(plan, members)
         known = [one.rank for one in before]
         if found is None or [one.rank for one in found] == known:
             # Shares that only vary are no news, and nor is a cause that changes between two that are as large.
-            return Decision(plan)
+            return Observation()
         lines = tuple(one.text for one in found if one.rank not in known)
-        return Decision(update_plan(plan, now, part=StragglerState(found)), log_lines=lines)
+        return Observation(StragglerState(found), log_lines=lines)
 
-    def end_round(self, plan: Plan) -> Plan:
-        if not StragglerState.get(plan.parts).stragglers:
-            return plan
-        return update_plan(plan, plan.clock, part=StragglerState())
-
-    def tasks(self, plan: Plan, ranks: Mapping[NodeKey, RankAssignment]) -> Mapping[NodeKey, StragglerAssignment]:
+    def orders(self, plan: Plan, ranks: Mapping[NodeKey, RankAssignment]) -> Mapping[NodeKey, StragglerAssignment]:
         """The stragglers of each node that has one."""
         stragglers = StragglerState.get(plan.parts).stragglers
         if not stragglers:
@@ -44,7 +42,7 @@ def find(plan: Plan, members: Members) -> tuple[Straggler, ...] | None:
     """The stragglers of the round that runs. None while that cannot be decided, because a node is away: what was found
     before holds."""
     if plan.phase is not PlanPhase.TRAINING:
-        return None
+        return ()
     assigned = rank_assignments(plan)
     workers: list[Shares] = []
     for member in plan.members:
@@ -61,4 +59,4 @@ def find(plan: Plan, members: Members) -> tuple[Straggler, ...] | None:
     return find_stragglers(workers, known)
 
 
-POLICY = StragglerPolicy
+OBSERVER = StragglerObserver

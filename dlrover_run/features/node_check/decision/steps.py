@@ -153,7 +153,7 @@ def check_during_training(rules: HealthRules, plan: Plan, members: Members, now:
     lines: tuple[str, ...] = ()
     deadlines: tuple[Deadline, ...] = ()
     if state_of(plan).check is not None:
-        plan, deadlines, lines, _ = step(rules, plan, members, now)
+        plan, deadlines, lines = step(rules, plan, members, now)[:3]
     if state_of(plan).check is None:
         known = {key_of(node_health) for node_health in state_of(plan).health}
         new = [p for p in eligible_nodes(plan, members) if p.report.key not in known]
@@ -169,7 +169,7 @@ def check_during_training(rules: HealthRules, plan: Plan, members: Members, now:
                 _new_check(rules, plan, [*in_round, *ready], now, anew=False), during_training=True
             )
             begun = update(plan, now, check=check, check_count=check.key.number)
-            plan, further, more, _ = step(rules, begun, members, now)
+            plan, further, more = step(rules, begun, members, now)[:3]
             deadlines, lines = deadlines + further, lines + more
     return Decision(plan, deadlines, lines)
 
