@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from job_parts import running_report
 from msgspec.structs import replace
+from policy_parts import running_report
 
 from dlrover_run.coordination.assignment import build_assignment, node_views
 from dlrover_run.coordination.decide import decide
