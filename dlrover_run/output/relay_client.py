@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import os
 import select
 import shutil
@@ -20,11 +19,11 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from dlrover_run.output import ring
-from dlrover_run.output.channels import PIPE_BYTES, MessagePipe, open_pipe, open_terminal
+from dlrover_run.output.channels import MessagePipe, open_pipe, open_terminal
 from dlrover_run.output.messages import OWN_MESSAGES
 from dlrover_run.output.relay_process import CLOSE_TIMEOUT, RelayProcess
 from dlrover_run.output.relay_start import StartedRelay, start_relay
-from dlrover_run.output.ring import RingWriter, tail_text
+from dlrover_run.output.shown_outputs import ShownOutputs
 from dlrover_run.output.sinks import is_writable
 
 DRAIN_TIMEOUT = 5.0
@@ -32,9 +31,6 @@ DRAIN_TIMEOUT = 5.0
 
 STUCK_TIMEOUT = 0.5
 """The same for a console that is known to take nothing; the relay's replies need a few milliseconds."""
-
-DISCARD_BYTES = 64 * 1024
-"""Bytes of one read of output that no relay can show, so that the agent's loop has other work done in between."""
 
 
 class StepSearch(NamedTuple):
@@ -60,22 +56,6 @@ class _Request(msgspec.Struct):
             self.done.set_result(None)
 
 
-class _ShownOutput(msgspec.Struct):
-    """An output that the relay shows; its `message` is sent again to a replacement. `fd` is the pipe or the log file,
-    and `ring` keeps the end of a pipe's output. With a `discarding` the agent reads it, since no relay can."""
-
-    key: str
-    message: dict[str, Any]
-    fd: int
-    ring: int = -1
-    ended: bool = False
-    discarding: RingWriter | None = None
-
-    @property
-    def fds(self) -> tuple[int, ...]:
-        return (self.fd,) if self.ring < 0 else (self.fd, self.ring)
-
-
 class RelayClient:
     """Shows output through the relay: `attach` it inside the event loop, and `close` it last.
 
@@ -97,9 +77,7 @@ class RelayClient:
         self._requests: dict[int, _Request] = {}
         self._count = 0
         self._messages = MessagePipe()
-        self._sources: dict[int, _ShownOutput] = {}
-        self._numbers = itertools.count(OWN_MESSAGES + 1)
-        self._ended: dict[str, int] = {}
+        self._outputs = ShownOutputs()
         self._closing = False
         self._owned: list[str] = []
         self._hurried = False
@@ -123,9 +101,9 @@ class RelayClient:
         self._process.send(messages, self._messages.read_end)
         for path in self._owned:
             self._process.send({"do": "own", "path": path})
-        for source in self._sources.values():
-            self._process.send(source.message, *source.fds)
-        if ended := [number for number, source in self._sources.items() if source.ended]:
+        for output in self._outputs:
+            self._process.send(output.message, *output.fds)
+        if ended := self._outputs.ended():
             self._process.send({"do": "forget", "sources": ended})
         for request in self._requests.values():
             if request.sent:
@@ -161,7 +139,7 @@ class RelayClient:
         terminal = prefix is None and os.isatty(console)
         read_end, write_end = self._terminal_or_pipe(console) if terminal else open_pipe()
         # A worker that was started again under this key has a new pipe.
-        self._end(self._live([key]))
+        self._end(self._outputs.live([key]))
         message = {"do": "pipe", "out": out, "prefix": prefix, "whole": whole_lines}
         self._add(key, {**message, "steps": steps and steps._asdict()}, read_end, ring.create_ring())
         return write_end
@@ -218,11 +196,10 @@ class RelayClient:
         self._add(path, message, fd)
 
     def _add(self, key: str, message: dict[str, Any], fd: int, ring: int = -1) -> None:
-        number = next(self._numbers)
-        source = self._sources[number] = _ShownOutput(key, {**message, "source": number}, fd, ring)
-        self._process.send(source.message, *source.fds)
+        output = self._outputs.add(key, message, fd, ring)
+        self._process.send(output.message, *output.fds)
         if self._process.gave_up and ring >= 0:
-            self._discard_from_now(source)
+            output.discard_from_now()
 
     def write(self, text: str) -> None:
         """Write `text` to the console's standard error, after the output of the workers so far; never blocks while
@@ -277,9 +254,7 @@ class RelayClient:
     def _read_tails(self, request: _Request) -> dict[str, str]:
         """The ends of the outputs of a request, from the time when the relay had read all of them."""
         if request.tails is None:
-            found = (self._sources.get(number) for number in request.outputs)
-            known = [source for source in found if source is not None and source.ring >= 0]
-            request.tails = {source.key: tail_text(*ring.tail(source.ring)) for source in known}
+            request.tails = self._outputs.tails(request.outputs)
         return request.tails
 
     async def end_round(self, keys: Collection[str] = (), timeout: float | None = DRAIN_TIMEOUT) -> dict[str, str]:
@@ -288,7 +263,7 @@ class RelayClient:
         Returns the end of the standard error of each worker in `keys` that is known. If the console was too slow, the
         relay continues with the log files whenever it takes bytes again.
         """
-        live = [number for number, source in self._sources.items() if not source.ended]
+        live = self._outputs.live()
         try:
             return await self.drain(timeout, keys, live)
         finally:
@@ -297,11 +272,7 @@ class RelayClient:
     def release(self, keys: Collection[str], paths: Collection[str] = ()) -> None:
         """Close the pipes and log files of workers that have ended while others go on. Their output is still shown."""
         names = {name for key in keys for name in (key, f"{key} stdout")} | {os.path.abspath(path) for path in paths}
-        self._end(self._live(names))
-
-    def _live(self, keys: Collection[str]) -> list[int]:
-        """The numbers of the outputs with these keys that have not ended."""
-        return [number for number, source in self._sources.items() if source.key in keys and not source.ended]
+        self._end(self._outputs.live(names))
 
     def _end(self, numbers: Collection[int]) -> None:
         if numbers:
@@ -309,32 +280,15 @@ class RelayClient:
             self._note_end(numbers)
 
     def _note_end(self, numbers: Collection[int]) -> None:
-        """The relay closes these sources when they are shown. Until then another one would have to show the rest."""
-        for number in numbers:
-            if self._process.gave_up:
-                self._drop(number)
-            elif number in self._sources:
-                self._sources[number].ended = True
+        if self._process.gave_up:
+            for number in numbers:
+                self._outputs.drop(number)
+        else:
+            self._outputs.mark_ended(numbers)
 
     def kept(self, key: str) -> list[int]:
-        """The rings of the outputs with this key, the latest last, which stay open until the next await: what is shown
-        now, and before it the end of an output of that key that has ended."""
-        live = [source.ring for source in self._sources.values() if source.key == key and source.ring >= 0]
-        return [*([self._ended[key]] if key in self._ended else []), *live]
-
-    def _drop(self, number: int) -> None:
-        source = self._sources.pop(number, None)
-        if source is None:
-            return
-        if source.discarding is not None:
-            asyncio.get_running_loop().remove_reader(source.fd)
-            source.discarding.close()
-        os.close(source.fd)
-        if source.ring >= 0:
-            # In place of the ring of an earlier output of its key.
-            if (before := self._ended.pop(source.key, -1)) >= 0:
-                os.close(before)
-            self._ended[source.key] = source.ring
+        """The rings of the outputs with this key, the latest last, as `ShownOutputs.rings`."""
+        return self._outputs.rings(key)
 
     def stop_waiting(self) -> None:
         """The job is to end: current drains give up now, and later ones wait at most `DRAIN_TIMEOUT`.
@@ -352,11 +306,7 @@ class RelayClient:
         # A relay that was not killed has removed them already.
         for path in self._owned:
             shutil.rmtree(path, ignore_errors=True)
-        for number in list(self._sources):
-            self._drop(number)
-        for fd in self._ended.values():
-            os.close(fd)
-        self._ended.clear()
+        self._outputs.close()
 
     @contextlib.contextmanager
     def _request(self, what: str, keys: Collection[str], **more: list[int]) -> Iterator[_Request]:
@@ -364,7 +314,7 @@ class RelayClient:
         self._count += 1
         number = self._count
         message = {"do": what, "number": number, **more}
-        request = _Request(asyncio.get_running_loop().create_future(), message, self._live(keys))
+        request = _Request(asyncio.get_running_loop().create_future(), message, self._outputs.live(keys))
         self._requests[number] = request
         sending = None
         try:
@@ -399,45 +349,21 @@ class RelayClient:
                 request.finish()
         elif event == "forgotten":
             for number in message["sources"]:
-                self._drop(number)
+                self._outputs.drop(number)
         elif event == "done" and request is not None:
             request.finish()
 
     def _on_give_up(self) -> None:
-        for number, source in list(self._sources.items()):
-            if source.ended:
-                self._drop(number)
-            elif source.ring >= 0:
-                self._discard_from_now(source)
+        for number in self._outputs.ended():
+            self._outputs.drop(number)
+        for output in self._outputs:
+            if output.ring >= 0:
+                output.discard_from_now()
         self._write_directly(self._messages.take_back())
         for request in self._requests.values():
             self._reply_without_relay(request)
 
     def _reply_without_relay(self, request: _Request) -> None:
-        for number in request.outputs:
-            source = self._sources.get(number)
-            if source is not None and source.discarding is not None:
-                left = 2 * PIPE_BYTES  # More than a pipe holds, so only a live writer can have more.
-                while left > 0 and (count := self._discard(source)):
-                    left -= count
+        self._outputs.discard(request.outputs)
         self._read_tails(request)
         request.finish()
-
-    def _discard_from_now(self, source: _ShownOutput) -> None:
-        """Read output that no relay can show, so that its worker does not wait for a full pipe for ever. The end of it
-        is kept: it may have the reason why the worker died."""
-        source.discarding = RingWriter(os.dup(source.ring))
-        asyncio.get_running_loop().add_reader(source.fd, self._discard, source)
-
-    def _discard(self, source: _ShownOutput) -> int:
-        try:
-            data = os.read(source.fd, DISCARD_BYTES)
-        except BlockingIOError:
-            return 0
-        except OSError:
-            data = b""  # EIO: the last writer has closed the pseudo-terminal.
-        if not data:
-            asyncio.get_running_loop().remove_reader(source.fd)
-        elif source.discarding is not None:
-            source.discarding.write(data)
-        return len(data)
