@@ -26,12 +26,14 @@ from dlrover_run.console.rounds import render_shutdown
 from dlrover_run.coordination.activity import NodeActivity
 from dlrover_run.coordination.bounds import MAX_WHAT
 from dlrover_run.coordination.model import OVER
+from dlrover_run.failures.guard import guarded
 from dlrover_run.features.events.event_log import AssignmentEvents, log_opened
 from dlrover_run.features.events.live import LiveLedger
 from dlrover_run.features.events.records import NO_EVENTS, AgentEnded, Events, StopRequested
 from dlrover_run.features.observe.activity_report import REFRESH_INTERVAL, ActivityReport, with_activity
 from dlrover_run.features.observe.progress_sampler import ProgressSampler
 from dlrover_run.features.operate.agent_socket import AgentSocket
+from dlrover_run.features.resources.monitor import ResourceMonitor
 from dlrover_run.output.relay_client import RelayClient
 from dlrover_run.output.run_directory import RunDir
 from dlrover_run.processes import tree
@@ -78,6 +80,8 @@ class Agent:
         self._ledger: LiveLedger | None = None
         if job.backend in REFRESH_INTERVAL:
             events = self._ledger = LiveLedger(log_opened(job), events)
+        self._resources = ResourceMonitor(events)
+        events = self._resources
         self._times: PhaseTimes | None = None
         self._logs: WorkerLogs | None = None
         self._began = time.monotonic()
@@ -118,11 +122,12 @@ class Agent:
             self._ask_stacks,
             lambda: self._add_to_activity(NodeActivity(())).memory,
             self._kept_events.lines,
+            self._resources.sample,
         )
         # Of a job of one node this agent is asked, which reads the pages then; only stalls have to be noted before.
         refresh = REFRESH_INTERVAL.get(job.backend, None if job.stall_action == "off" else REFRESH_INTERVAL["master"])
         self._activity = None if refresh is None else ActivityReport(refresh)
-        listens = events is not NO_EVENTS or self._activity is not None
+        listens = self._kept_events is not NO_EVENTS or self._activity is not None
         self._progress = ProgressSampler(self._adapter.progress, self._on_sample if listens else None)
 
     @property
@@ -256,14 +261,16 @@ class Agent:
         ]
 
     def _on_sample(self) -> None:
-        if self._events is not NO_EVENTS:
+        if self._kept_events is not NO_EVENTS:
             self._adapter.log_progress()
+        guarded("the use of resources", self._resources.take, None)
         if self._activity is not None:
             activities, stalled = self._progress.sample(), self._adapter.stalled()
             own = self._add_to_activity(NodeActivity(()))
             ended = self._adapter.ended
             now = time.monotonic()
-            is_news = self._activity.take(activities, stalled, now, own.memory, own.watch_problem, ended)
+            use = self._resources.use
+            is_news = self._activity.take(activities, stalled, now, own.memory, own.watch_problem, ended, use)
             if self._follow_phases(is_news) or is_news:
                 self._wake.set()
 

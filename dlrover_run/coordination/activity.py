@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from dlrover_run.coordination.bounds import Count, Name, Total
+from dlrover_run.coordination.resource_use import NodeUse
 
 MAX_TASKS = 256
 """Tasks of one node whose activity is reported; of more the first."""
@@ -61,13 +62,15 @@ class PhaseTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class NodeActivity(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """What the tasks of one node do. `memory` is what their checkpoints take, None if none was held in memory, and
     `times` where their time went, None if that is not known yet. `watch_problem` says why hangs are not looked for,
-    empty if they are, or are not to be. `ended` names tasks that have ended while others run."""
+    empty if they are, or are not to be. `ended` names tasks that have ended while others run, and `use` is what those
+    that run take of processors, memory and devices, None before that was sampled."""
 
     tasks: Annotated[tuple[TaskActivity, ...], Meta(max_length=MAX_TASKS)]
     memory: MemoryUse | None = None
     times: PhaseTimes | None = None
     watch_problem: WatchProblem = ""
     ended: Annotated[tuple[Name, ...], Meta(max_length=MAX_TASKS)] = ()
+    use: NodeUse | None = None
 
 
 WAITS = "stall.waits"

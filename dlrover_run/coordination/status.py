@@ -20,6 +20,7 @@ from dlrover_run.coordination.hang_text import HangingNode, hang_headline, stall
 from dlrover_run.coordination.membership import Members, MemberState
 from dlrover_run.coordination.model import NodeKey, NodePhase, NodeView, Plan, PlanPhase, Waiting, rank_assignments
 from dlrover_run.coordination.parts import PROGRAM
+from dlrover_run.coordination.resource_use import NodeUse
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.coordination.size_choice import SizeChoice
 from dlrover_run.words.reasons import Reasons
@@ -73,7 +74,8 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
     without a place. `seconds` is for how long it is in its state, None where that is not known. `tasks` names what it
     runs, in a job without ranks. `reason` says why it is in this state, empty where there is nothing to say.
     `progress` is what its tasks have done, None if that is not known, and `memory` what their checkpoints take in
-    memory, None if none was held. `stragglers` are those of its workers."""
+    memory, None if none was held. `stragglers` are those of its workers. `use` is what its tasks take of its
+    processors, memory and devices, None if that is not known."""
 
     node: int | None
     host: str
@@ -87,6 +89,7 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
     progress: NodeProgress | None = None
     memory: MemoryUse | None = None
     stragglers: tuple[StragglerStatus, ...] = ()
+    use: NodeUse | None = None
 
 
 class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -228,9 +231,13 @@ def _size_choice(plan: Plan) -> SizeChoice | None:
     return msgspec.structs.replace(choice, paused=True)
 
 
-def with_memory(status: JobStatus, here: Mapping[str, MemoryUse]) -> JobStatus:
-    """The status with what checkpoints take now on the nodes of this machine, by their node ids."""
-    nodes = (msgspec.structs.replace(each, memory=here.get(each.node_id, each.memory)) for each in status.nodes)
+def with_readings(status: JobStatus, memory: Mapping[str, MemoryUse], use: Mapping[str, NodeUse]) -> JobStatus:
+    """The status with what the agents of this machine read now, by their node ids: what checkpoints take in memory, and
+    what the tasks use."""
+    nodes = (
+        msgspec.structs.replace(each, memory=memory.get(each.node_id, each.memory), use=use.get(each.node_id, each.use))
+        for each in status.nodes
+    )
     return msgspec.structs.replace(status, nodes=tuple(nodes))
 
 
@@ -270,6 +277,7 @@ def _nodes(view: JobView) -> Iterable[NodeStatus]:
             reason="; ".join(filter(None, (_ended_reason(view, key), _watch_reason(view, key), reason))),
             progress=progress,
             memory=known.activity.memory if (known := view.activities.get(key)) is not None else None,
+            use=known.activity.use if known is not None and state in RUNS else None,
             stragglers=tuple(StragglerStatus(*found) for part in own.parts for found in part.stragglers),
         )
 
@@ -359,7 +367,22 @@ def _ago(view: JobView, since: float) -> float | None:
 
 def _shown(nodes: list[NodeStatus]) -> tuple[NodeStatus, ...]:
     if len(nodes) <= MAX_SHOWN:
-        return tuple(nodes)
+        return _with_tasks_used(nodes)
     dull = (NodeCondition.TRAINING, NodeCondition.SUCCEEDED, NodeCondition.SPARE)
     by_interest = sorted(range(len(nodes)), key=lambda place: nodes[place].state in dull and not nodes[place].reason)
-    return tuple(nodes[place] for place in sorted(by_interest[:MAX_SHOWN]))
+    return _with_tasks_used([nodes[place] for place in sorted(by_interest[:MAX_SHOWN])])
+
+
+MAX_TASKS_USED = 2048
+"""Tasks in a status of which each is shown with what it uses; of the nodes after them only the sums are."""
+
+
+def _with_tasks_used(nodes: Sequence[NodeStatus]) -> tuple[NodeStatus, ...]:
+    shown, tasks = [], 0
+    for node in nodes:
+        if node.use is not None:
+            tasks += len(node.use.tasks)
+            if tasks > MAX_TASKS_USED:
+                node = msgspec.structs.replace(node, use=msgspec.structs.replace(node.use, tasks=()))
+        shown.append(node)
+    return tuple(shown)

@@ -110,6 +110,8 @@ class ManagedProcess(Generic[Spec]):
         self.spec = spec
         self.code: int | None = None
         self.ended_at = 0.0
+        self.peak_memory = 0
+        """The most resident bytes that it had at a time, known when it has ended."""
         self.stopped_with: signal.Signals | None = None
         self.stopped_at: float | None = None
         self.forwarded: set[signal.Signals] = set()
@@ -226,7 +228,8 @@ class ManagedProcess(Generic[Spec]):
         if self.stopped_with is not None:
             self._end_group()
         try:
-            _, status = os.waitpid(self.pid, 0)
+            _, status, used = os.wait4(self.pid, 0)
+            self.peak_memory = used.ru_maxrss * 1024
             self.code = os.waitstatus_to_exitcode(status)
         except ChildProcessError:
             self.code = COLLECTED_ELSEWHERE

@@ -327,6 +327,7 @@ class WorkerRound:
                 pid=worker.pid,
                 code=worker.code or 0,
                 stopped_with="" if worker.stopped_with is None else worker.stopped_with.name,
+                peak_memory=worker.peak_memory,
             )
         )
         self._ended.set()

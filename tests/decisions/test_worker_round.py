@@ -35,6 +35,7 @@ class Worker:
     stopped_with: signal.Signals | None = None
     stopped_at: float | None = None
     ended_at: float = 0.0
+    peak_memory: int = 0
     pid: int = 0
     forwarded: frozenset[int] = frozenset()
     live: bool = True

@@ -17,11 +17,12 @@ import pytest
 from command_lines import LIMIT, run_python
 
 from dlrover_run.processes.process import ProcessSpec, spawn
+from dlrover_run.processes.tree import below
 from tf_ps_runner.cluster import text as policy_text
 from tf_ps_runner.memory import enforcer, task_cgroup
 from tf_ps_runner.memory.enforcer import GroupCounters, MemoryEnforcer
 from tf_ps_runner.memory.task_cgroup import CgroupParent, TaskCgroup, find_cgroup_parent, remove_leftover_groups
-from tf_ps_runner.memory.watch import ProcessTreeWatch, processes_of, usage_of
+from tf_ps_runner.memory.watch import ProcessTreeWatch, usage_of
 
 Counted = tuple[int | None, int | None]
 """Kills, and hits of the own limit."""
@@ -317,7 +318,7 @@ def test_shared_pages_count_once_if_the_sum_exceeds_the_limit() -> None:
     with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"forked\n"
-        tree = list(processes_of(process.pid))
+        tree = below(process.pid)
         assert len(tree) == 4
         assert tree[0] == process.pid
         assert usage_of(tree, math.inf) > 500

@@ -46,7 +46,7 @@ def task(role: Role, rank: int = 0, number: int = 0, version: int = 1) -> Planne
 
 
 def process(code: int, stopped_with: signal.Signals | None = None) -> Any:
-    return SimpleNamespace(pid=7, code=code, stopped_with=stopped_with)
+    return SimpleNamespace(pid=7, code=code, stopped_with=stopped_with, peak_memory=0)
 
 
 def test_each_role_and_rank_has_a_place_that_its_replacement_uses() -> None:

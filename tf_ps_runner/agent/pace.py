@@ -11,12 +11,13 @@ from typing import NamedTuple
 import msgspec
 
 from dlrover_run.devices.capacity import usable_memory, usable_processors
+from dlrover_run.processes import tree
 from tf_ps_runner.cluster.choice import MAX_PERCENT
 from tf_ps_runner.cluster.model import Role
 from tf_ps_runner.cluster.orders import NodeOrder
 from tf_ps_runner.cluster.reports import NodeTasks, Pace, ServerLoad
 from tf_ps_runner.cluster.rules import ROLES
-from tf_ps_runner.memory.watch import cpu_seconds, processes_of
+from tf_ps_runner.memory.watch import cpu_seconds
 
 
 class SeenTask(NamedTuple):
@@ -44,7 +45,7 @@ class PaceReport:
         clock: Callable[[], int] = time.monotonic_ns,
         processors: Callable[[], float] = usable_processors,
         memory: Callable[[], int] = lambda: usable_memory() >> 20,
-        cpu: Callable[[int], float] = lambda pid: cpu_seconds(processes_of(pid)),
+        cpu: Callable[[int], float] = lambda pid: cpu_seconds(tree.below(pid)),
     ) -> None:
         self._tasks = tasks
         self._wake = wake

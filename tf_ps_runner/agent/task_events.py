@@ -81,7 +81,13 @@ class TaskEvents:
         self._working.discard(task.key)
         stopped_with = "" if process.stopped_with is None else process.stopped_with.name
         self._events.emit(
-            WorkerExited(**self._worker(task), pid=process.pid, code=process.code or 0, stopped_with=stopped_with)
+            WorkerExited(
+                **self._worker(task),
+                pid=process.pid,
+                code=process.code or 0,
+                stopped_with=stopped_with,
+                peak_memory=process.peak_memory,
+            )
         )
 
     def ended(self, task: PlannedTask, reported: TaskEnd, end: WorkerExit) -> None:

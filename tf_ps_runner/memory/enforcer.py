@@ -16,9 +16,10 @@ from functools import cache
 from typing import Literal, NamedTuple
 
 from dlrover_run.failures.oom_kills import OomKillCounters
+from dlrover_run.processes import tree
 from tf_ps_runner.cluster.text import memory_size
 from tf_ps_runner.memory.task_cgroup import CgroupParent, TaskCgroup, find_cgroup_parent, remove_leftover_groups
-from tf_ps_runner.memory.watch import ProcessTreeWatch, processes_of, usage_of
+from tf_ps_runner.memory.watch import ProcessTreeWatch, usage_of
 
 NEAR_LIMIT = 0.9
 """The part of its limit above which a task is near it: a server is then replaced in a planned change, before it is
@@ -119,7 +120,7 @@ class MemoryEnforcer:
             return self._group.usage
         if self._pid is None:
             return 0
-        return usage_of(list(processes_of(self._pid)), self._limit * NEAR_LIMIT if self._limit else math.inf)
+        return usage_of(tree.below(self._pid), self._limit * NEAR_LIMIT if self._limit else math.inf)
 
     @property
     def near_memory_limit(self) -> bool:

@@ -20,9 +20,8 @@ from typing import Literal
 
 from dlrover_run import linux
 from dlrover_run.devices.cgroups import cgroup_directories, read_cgroup_field, read_cgroup_number
-from dlrover_run.processes.tree import LOOK_INTERVAL
+from dlrover_run.processes import tree
 from tf_ps_runner.memory import MIB
-from tf_ps_runner.memory.watch import processes_of
 
 PREFIX = "tf-ps-run."
 """How the names of all these groups begin."""
@@ -76,7 +75,7 @@ def _delegate_memory(folder: Path) -> bool:
             return False
         inside = _pids(folder)
         # The watchdog, this agent, and what they have started.
-        if not inside <= set(processes_of(os.getppid())):
+        if not inside <= set(tree.below(os.getppid())):
             return False
         own = folder / f"{PREFIX}launcher.{secrets.token_hex(4)}"
         os.mkdir(own)
@@ -201,7 +200,7 @@ class TaskCgroup:
                 for pid in pids:
                     with contextlib.suppress(OSError):
                         os.kill(pid, signal.SIGKILL)
-                time.sleep(LOOK_INTERVAL)
+                time.sleep(tree.LOOK_INTERVAL)
 
 
 def _create(folder: Path, name: str) -> tuple[Path, int]:

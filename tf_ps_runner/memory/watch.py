@@ -11,9 +11,9 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
-from dlrover_run.processes.tree import children_of, read_stat
+from dlrover_run.processes import tree
 from tf_ps_runner.memory import MIB
 
 CHECK_INTERVAL = 0.2
@@ -40,26 +40,17 @@ class ProcessTreeWatch:
         self._next.cancel()
 
     def _check(self) -> None:
-        tree = list(processes_of(self._pid))
-        usage = usage_of(tree, self._limit)
+        processes = tree.below(self._pid)
+        usage = usage_of(processes, self._limit)
         if usage <= self._limit:
             self._next = self._loop.call_later(CHECK_INTERVAL, self._check)
             return
         self.exceeded_with = usage
         # The first is a child that was not reaped, or this watch would be closed; the others had no time to end and to
         # have their pids reused.
-        for pid in tree:
+        for pid in processes:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
-
-
-def processes_of(pid: int) -> Iterator[int]:
-    """A process and all its descendants, except those whose parent has ended; the nearest first."""
-    waiting = [pid]
-    while waiting:
-        here = waiting.pop(0)
-        yield here
-        waiting += children_of(here)
 
 
 def usage_of(pids: list[int], enough: float) -> int:
@@ -75,7 +66,7 @@ def cpu_seconds(pids: Iterable[int]) -> float:
     ticks = 0
     for pid in pids:
         with contextlib.suppress(OSError):
-            _, fields = read_stat(pid)
+            _, fields = tree.read_stat(pid)
             ticks += int(fields[11]) + int(fields[12])
     return ticks / os.sysconf("SC_CLK_TCK")
 

@@ -24,6 +24,7 @@ from dlrover_run.features.events.records import (
     StragglerGone,
     WorkerProgress,
     WorkerReady,
+    WorkerResources,
     WorkerResumed,
     WorkerStalled,
 )
@@ -39,7 +40,7 @@ MAX_EVENTS = 2000
 """Events that are kept: with more, rounds and stalls that are over are added up and forgotten."""
 
 
-NO_PHASE = (WorkerProgress, StragglerFound, StragglerGone, ScaleCommandEnded)
+NO_PHASE = (WorkerProgress, WorkerResources, StragglerFound, StragglerGone, ScaleCommandEnded)
 """Events that begin no phase."""
 
 

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from dlrover_run.features.events.records import Event, Events, LogOpened, WorkerProgress, stamped
+from dlrover_run.features.events.records import Event, Events, LogOpened, WorkerProgress, WorkerResources, stamped
 
 MAX_KIND_BYTES = 64 * 1024
 """Bytes of the events of one name that are kept: some 200 events. Each name has its own limit, so that figures, which
@@ -52,7 +52,7 @@ class RecentEvents(Events):
         self._sizes[kind] = self._sizes.get(kind, 0) + len(line)
         while self._sizes[kind] > self._max_bytes and len(kept) > 1:
             self._sizes[kind] -= len(kept.popleft()[1])
-            self._is_torn |= kind is not WorkerProgress
+            self._is_torn |= kind not in (WorkerProgress, WorkerResources)
 
     def close(self) -> bool:
         return self._log.close()

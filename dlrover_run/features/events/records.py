@@ -160,6 +160,37 @@ class WorkerProgress(WorkerEvent, frozen=True, kw_only=True, tag="dlrover.worker
     waited: float = 0.0
 
 
+class DeviceFigures(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One accelerator that a worker uses, by its number on the node: the part of the time in which this worker had it
+    compute, and its bytes there, then those of the whole device, with its temperature in degrees Celsius and its power
+    in watts; without those that the driver does not report."""
+
+    index: int
+    share: float | None = None
+    memory: int | None = None
+    busy: float | None = None
+    used: int | None = None
+    total: int | None = None
+    temperature: int | None = None
+    power: float | None = None
+
+
+class WorkerResources(WorkerEvent, frozen=True, kw_only=True, tag="dlrover.worker.resources"):
+    """What a worker uses together with the processes below it, each minute and when a worker of this node fails: the
+    number of processors that it keeps busy, and resident bytes, of the `limit` that this container or machine has for
+    all. With `ended` it has failed, `memory` is that of the last sample before, and `peak` the most resident bytes that
+    its own process ever had."""
+
+    pid: int
+    memory: int = 0
+    limit: int = 0
+    processors: float | None = None
+    processes: int = 1
+    devices: tuple[DeviceFigures, ...] = ()
+    peak: int = 0
+    ended: bool = False
+
+
 class WorkerStalled(WorkerEvent, frozen=True, kw_only=True, tag="dlrover.worker.stalled"):
     """A worker makes no progress since `since`, as `mono`. The reasons name the evidence."""
 
@@ -197,12 +228,14 @@ class WatchRestored(Event, frozen=True, kw_only=True, tag="dlrover.watch.restore
 class WorkerExited(WorkerEvent, frozen=True, kw_only=True, tag="dlrover.worker.exited"):
     """The process of a worker has ended. `code` follows `subprocess`: an exit code, or minus a signal's number.
     `stopped_with` is the signal by which the launcher stopped it, empty if it ended by itself. `since` is when its
-    script was over, as `mono`: then its interpreter began to end."""
+    script was over, as `mono`: then its interpreter began to end. `peak_memory` is the most resident bytes that it had
+    at a time, 0 if that is not known."""
 
     pid: int
     code: int
     stopped_with: str = ""
     since: float | None = None
+    peak_memory: int = 0
 
     @property
     def failed(self) -> bool:

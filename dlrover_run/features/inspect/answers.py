@@ -17,6 +17,8 @@ class WhyCode(ReasonCode):
     BECAUSE = ", because:"
     FAILED_WORKER = "{name} on {host} (pid {pid}) {what}"
     LIVED = ", {seconds:.1f} s after its start"
+    USED_MEMORY = "it used up to {used:.1f} of {limit:.1f} GiB of memory"
+    USED_DEVICE = "of GPU {index} it used {used:.1f} of {total:.1f} GiB"
     DOWN = "workers ran again after {seconds:.1f} s"
     NEXT_STEP = "each worker had made a step again after {seconds:.1f} s"
     NO_STEP_YET = "not each worker has made a step again yet"

@@ -16,6 +16,7 @@ from dlrover_run.features.events.records import (
     WorkerFailed,
     WorkerKept,
     WorkerReady,
+    WorkerResources,
     WorkerStarted,
 )
 from dlrover_run.features.inspect.answers import WhyCode, clock_text
@@ -23,6 +24,8 @@ from dlrover_run.features.inspect.ledger import agent_times, build_ledger, check
 from dlrover_run.features.inspect.reader import AgentLog, merged
 from dlrover_run.features.inspect.timeline import MICROSECONDS, TimePhase
 from dlrover_run.words.reasons import Reasons
+
+GIB = 2**30
 
 
 def last_round(logs: Sequence[AgentLog], besides: RoundFormed | None = None) -> RoundFormed | None:
@@ -89,7 +92,32 @@ def _failure(logs: Sequence[AgentLog], opened: LogOpened, event: WorkerFailed) -
         for start in log.events
         if isinstance(start, WorkerStarted) and start.pid == event.pid and start.mono <= event.mono
     ]
-    return (failed, WhyCode.LIVED(seconds=event.mono - starts[-1])) if starts else (failed,)
+    lived = (WhyCode.LIVED(seconds=event.mono - starts[-1]),) if starts else ()
+    return (failed, *lived, *_used(logs, opened, event))
+
+
+def _used(logs: Sequence[AgentLog], opened: LogOpened, event: WorkerFailed) -> Reasons:
+    """What a worker that has failed used in the end."""
+    found = next(
+        (
+            used
+            for log in logs
+            if log.opened.node_id == opened.node_id
+            for used in reversed(log.events)
+            if isinstance(used, WorkerResources) and used.ended and used.pid == event.pid and used.mono <= event.mono
+        ),
+        None,
+    )
+    if found is None:
+        return ()
+    # The last sample is some seconds old, and has the worker's children too.
+    used = max(found.memory, found.peak)
+    devices = (
+        WhyCode.USED_DEVICE(index=one.index, used=one.memory / GIB, total=one.total / GIB)
+        for one in found.devices
+        if one.memory is not None and one.total
+    )
+    return (WhyCode.USED_MEMORY(used=used / GIB, limit=found.limit / GIB), *devices)
 
 
 def _round_with_workers(logs: Sequence[AgentLog], latest: RoundFormed) -> int:

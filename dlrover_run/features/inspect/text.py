@@ -44,6 +44,8 @@ def describe(event: records.Event) -> str:
             return f"{event.name} {_STAGES.get((event.stage, bool(event.role)), f'has reached its {event.stage}')}"
         case records.WorkerProgress():
             return f"{event.name}, step {event.steps}"
+        case records.WorkerResources():
+            return _used(event)
         case records.WorkerStalled():
             return _joined(f"{event.name} makes no progress", render(event.reasons))
         case records.WorkerResumed():
@@ -75,6 +77,18 @@ def describe(event: records.Event) -> str:
         case records.AgentEnded():
             return _joined(f"exit code {event.exit_code}", event.what or event.reason)
     return ""
+
+
+def _used(event: records.WorkerResources) -> str:
+    memory = max(event.memory, event.peak) / 2**30
+    parts = [] if event.processors is None else [f"CPU {event.processors:.2f}"]
+    parts.append(f"memory {memory:.2f} of {event.limit / 2**30:.1f} GiB")
+    parts += [
+        f"GPU {device.index} {device.memory / 2**30:.2f} of {device.total / 2**30:.1f} GiB"
+        for device in event.devices
+        if device.memory is not None and device.total
+    ]
+    return f"{event.name}{' ended' if event.ended else ''}, {', '.join(parts)}"
 
 
 def _joined(head: str, reason: str) -> str:

@@ -8,6 +8,7 @@ import msgspec
 
 from dlrover_run.coordination.activity import MAX_TASKS, MemoryUse, NodeActivity, PhaseTimes, TaskActivity
 from dlrover_run.coordination.model import NodeReport
+from dlrover_run.coordination.resource_use import NodeUse, rounded
 from dlrover_run.features.observe.progress_sampler import Activities
 
 MIN_INTERVAL = 1.0
@@ -55,16 +56,20 @@ class ActivityReport:
         memory: MemoryUse | None = None,
         watch_problem: str = "",
         ended: Sequence[str] = (),
+        use: NodeUse | None = None,
     ) -> bool:
         """Take what the tasks do, the codes of those that are stalled, what their checkpoints take in memory, why
-        none of them is looked at, if so, and which have ended; whether `current` has changed."""
+        none of them is looked at, if so, which have ended, and what they use; whether `current` has changed."""
         if now - self._reported_at < MIN_INTERVAL:
             return False
         names = list(dict.fromkeys([*activities, *stalled]))[:MAX_TASKS]
         tasks = tuple(self._task(name, activities, stalled, now) for name in names)
         gone = tuple(ended)[:MAX_TASKS]
-        has_any = tasks or memory is not None or watch_problem or gone
-        found = NodeActivity(tasks, memory, watch_problem=watch_problem, ended=gone) if has_any else None
+        has_any = tasks or memory is not None or watch_problem or gone or use is not None
+        found = None
+        if has_any:
+            use = None if use is None else rounded(use)
+            found = NodeActivity(tasks, memory, watch_problem=watch_problem, ended=gone, use=use)
         before = self.current
         is_news = before is None or found is None or _means_more(before, found)
         is_old = now - self._reported_at >= self._refresh

@@ -11,6 +11,7 @@ import socket
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING
 
+from dlrover_run.failures.guard import guarded
 from dlrover_run.features.operate.web.connections import ConnectionServer
 from dlrover_run.processes import unix_sockets
 from dlrover_run.rendezvous.client import AskFailed
@@ -18,6 +19,7 @@ from dlrover_run.rendezvous.client import AskFailed
 if TYPE_CHECKING:
     from dlrover_run.coordination.activity import MemoryUse
     from dlrover_run.coordination.requests import OperatorRequest, StackQuery
+    from dlrover_run.coordination.resource_use import NodeUse
     from dlrover_run.coordination.stacks import JobStacks
     from dlrover_run.coordination.status import JobStatus
     from dlrover_run.features.operate.protocol import AgentInfo, AgentReply, AgentRequest, JobEnding, TaskProgress
@@ -42,8 +44,8 @@ AskStacks = Callable[["StackQuery"], Awaitable["JobStacks"]]
 
 
 class AgentSocket:
-    """Answers requests with what `info`, `progress`, `memory` and `recent_events` return, with the status that `ask`
-    and the stacks that `ask_stacks` returns. It needs a running loop, and costs nothing while no request comes."""
+    """Answers requests with what `info`, `progress`, `memory`, `recent_events` and `use` return, with the status that
+    `ask` and the stacks that `ask_stacks` returns. It needs a running loop, and costs nothing without a request."""
 
     def __init__(
         self,
@@ -53,6 +55,7 @@ class AgentSocket:
         ask_stacks: AskStacks | None = None,
         memory: Callable[[], MemoryUse | None] = lambda: None,
         recent_events: Callable[[], Sequence[bytes]] = tuple,
+        use: Callable[[], NodeUse | None] = lambda: None,
     ) -> None:
         self._info = info
         self._progress = progress
@@ -60,6 +63,7 @@ class AgentSocket:
         self._ask_stacks = ask_stacks
         self._memory = memory
         self._recent_events = recent_events
+        self._use = use
         self._connections = ConnectionServer(self._serve, MAX_CONNECTIONS)
         self._ending: asyncio.Future[JobEnding] | None = None
         self._watchers: set[asyncio.Task[None]] = set()
@@ -113,6 +117,7 @@ class AgentSocket:
             agent=self._info(),
             tasks=tasks,
             memory=self._memory() if request.progress else None,
+            use=guarded("the use of resources", self._use, None) if request.progress else None,
             events=tuple(map(msgspec.Raw, self._recent_events())) if request.events else (),
         )
         if request.ending:

@@ -19,7 +19,7 @@ from dlrover_run.command_line import values
 from dlrover_run.command_line.entry_point import report
 from dlrover_run.console.text import RED, colored, format_duration, sanitize, use_color
 from dlrover_run.coordination.requests import Action, OperatorRequest, StackQuery
-from dlrover_run.coordination.status import JobState, JobStatus, NodeCondition, with_memory
+from dlrover_run.coordination.status import JobState, JobStatus, NodeCondition, with_readings
 from dlrover_run.features.operate.asker import (
     FLAGS,
     MAX_DIGITS,
@@ -32,7 +32,7 @@ from dlrover_run.features.operate.asker import (
 )
 from dlrover_run.features.operate.completion import complete_node
 from dlrover_run.features.operate.drain import drain_problem, named
-from dlrover_run.features.operate.find import FoundJob, survey_here
+from dlrover_run.features.operate.find import FoundJob, Readings, survey_here
 from dlrover_run.features.operate.job_table import job_rows, render_jobs, terminal_width
 from dlrover_run.features.operate.survey import group
 from dlrover_run.features.operate.text import Line, StatusLines, render_stacks, status_lines
@@ -68,8 +68,9 @@ async def status(asker: Asker, as_json: Json = False) -> int:
     found = await asker.ask(job)
     if as_json:
         effective = effectiveness(job.agents)
-        data = msgspec.to_builtins(with_memory(found, await job.memory()))
-        data["progress"] = msgspec.to_builtins(await job.progress())
+        here = await job.readings()
+        data = msgspec.to_builtins(_with_readings(found, here))
+        data["progress"] = {node: msgspec.to_builtins(reply.tasks) for node, reply in here.items() if reply.tasks}
         data["ettr"] = None if effective is None else round(effective.ratio, 6)
         print(msgspec.json.encode(data).decode(), flush=True)
     else:
@@ -100,8 +101,15 @@ async def status_of(job: FoundJob, found: JobStatus, width: int | None = None) -
     """The lines of the status of a job, with what the agents here know of it."""
     from dlrover_run.features.operate.logs import effectiveness
 
-    known = with_memory(found, await job.memory())
-    return status_lines(known, effectiveness(job.agents), await job.progress(), width)
+    here = await job.readings()
+    tasks = {node: reply.tasks for node, reply in here.items()}
+    return status_lines(_with_readings(found, here), effectiveness(job.agents), tasks, width)
+
+
+def _with_readings(status: JobStatus, here: Readings) -> JobStatus:
+    memory = {node: reply.memory for node, reply in here.items() if reply.memory is not None}
+    use = {node: reply.use for node, reply in here.items() if reply.use is not None}
+    return with_readings(status, memory, use)
 
 
 def painted(line: Line) -> str:

@@ -18,13 +18,12 @@ from dlrover_run.command_line.parse import CommandLine
 from dlrover_run.command_line.program import Program
 from dlrover_run.command_line.rendezvous_options import MASTER_VARIABLE, RendezvousArgs
 from dlrover_run.command_line.sources import FlagValues
-from dlrover_run.coordination.activity import MemoryUse
 from dlrover_run.coordination.requests import OperatorRequest, StackQuery
 from dlrover_run.coordination.rules import MAX_NODES, JobRules
 from dlrover_run.coordination.stacks import JobStacks
 from dlrover_run.coordination.status import JobStatus
 from dlrover_run.features.operate.job_table import job_rows, render_jobs, terminal_width
-from dlrover_run.features.operate.protocol import AgentInfo, AgentReply, AgentRequest, JobEnding, TaskProgress
+from dlrover_run.features.operate.protocol import AgentInfo, AgentReply, AgentRequest, JobEnding
 from dlrover_run.features.operate.survey import FoundAgent, Survey, ask_agent, choose, group, survey
 from dlrover_run.rendezvous.client import AskFailed
 from dlrover_run.spec import Entrypoint, FlagValue, JobSpec, SpecError
@@ -37,6 +36,10 @@ if TYPE_CHECKING:
 
 ENDING_TIMEOUT = 3.0
 """Seconds that the agents of a job that does not answer have to tell of its end."""
+
+
+Readings = Mapping[str, AgentReply]
+"""What the agent of each node on this machine reads of its tasks, by the node id."""
 
 
 class Endings:
@@ -93,17 +96,10 @@ class JobHere:
             for each in waiting:
                 each.cancel()
 
-    async def progress(self) -> Mapping[str, Sequence[TaskProgress]]:
-        """What the tasks of each node on this machine have done, by its node id; those that have no step are left
-        out."""
-        return {reply.agent.node_id: reply.tasks for reply in await self._progress() if reply.tasks}
-
-    async def memory(self) -> Mapping[str, MemoryUse]:
-        """What checkpoints take in memory on each node on this machine, by its node id."""
-        return {reply.agent.node_id: reply.memory for reply in await self._progress() if reply.memory is not None}
-
-    async def _progress(self) -> list[AgentReply]:
-        return await self._replies(AgentRequest(progress=True), self._sockets)
+    async def readings(self) -> Readings:
+        """What the agents of this machine read now."""
+        replies = await self._replies(AgentRequest(progress=True), self._sockets)
+        return {reply.agent.node_id: reply for reply in replies}
 
     async def recent_events(self, agents: Sequence[AgentInfo]) -> list[list[bytes]]:
         """For each of these agents of this machine that answers, the lines of a log with the events that it keeps in
@@ -168,10 +164,7 @@ class JobElsewhere:
         """None: only the agents of this machine are asked."""
         yield Endings()
 
-    async def progress(self) -> Mapping[str, Sequence[TaskProgress]]:
-        return {}
-
-    async def memory(self) -> Mapping[str, MemoryUse]:
+    async def readings(self) -> Readings:
         return {}
 
     async def recent_events(self, agents: Sequence[AgentInfo]) -> list[list[bytes]]:

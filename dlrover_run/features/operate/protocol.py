@@ -12,6 +12,7 @@ from msgspec import Meta
 
 from dlrover_run.coordination.activity import MemoryUse
 from dlrover_run.coordination.requests import OperatorRequest, StackQuery
+from dlrover_run.coordination.resource_use import NodeUse
 from dlrover_run.coordination.stacks import JobStacks
 from dlrover_run.coordination.status import JobStatus
 
@@ -85,12 +86,13 @@ class JobEnding(msgspec.Struct, frozen=True, kw_only=True):
 class AgentReply(msgspec.Struct, frozen=True, kw_only=True):
     """The answer of an agent. `problem` is a clause if it has not got what was requested; with `no_job`, the
     coordinator does not know the job, or does not answer. A task that has reported no step is left out. `memory` is
-    what checkpoints take in memory on this node, and `events` are lines of a log: the events that the agent keeps in
-    memory."""
+    what checkpoints take in memory on this node, `use` what its tasks use, and `events` are lines of a log: the events
+    that the agent keeps in memory."""
 
     agent: AgentInfo
     tasks: tuple[TaskProgress, ...] = ()
     memory: MemoryUse | None = None
+    use: NodeUse | None = None
     status: JobStatus | None = None
     stacks: JobStacks | None = None
     events: tuple[msgspec.Raw, ...] = ()

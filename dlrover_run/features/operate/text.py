@@ -13,6 +13,7 @@ from dlrover_run.coordination.stacks import JobStacks, SilentNode, StackProblem
 from dlrover_run.coordination.status import JobState, JobStatus, NodeCondition, NodeStatus
 from dlrover_run.features.operate.ids import short_id
 from dlrover_run.features.operate.protocol import TaskProgress
+from dlrover_run.features.resources.text import NODE_HEAD, node_cells, worker_table
 from dlrover_run.words.text import counted, format_ranks
 
 GAP = "  "
@@ -79,6 +80,8 @@ def status_lines(
     nodes = sorted(status.nodes, key=_trouble)
     head, *rows = _node_table(status, nodes, here or {}) if nodes else [""]
     more = [f"… {counted(status.nodes_omitted, 'more node')}"] if status.nodes_omitted else []
+    if workers := worker_table(status):
+        more += ["", *table(*workers)]
     return StatusLines(
         [*([Line(sanitize(status.hang), bad=True)] if status.hang else []), *_plain(lines)],
         _plain(["", head]) if nodes else [],
@@ -229,7 +232,8 @@ def _node_table(status: JobStatus, nodes: Sequence[NodeStatus], here: NodeTasks)
     waits = any(done is not None and done.data_wait is not None for done in known.values())
     steps = ("STEP", "STEP/S", "LAST STEP") if any(known.values()) else ()
     holds = any(node.memory is not None for node in nodes)
-    figured = (*steps, *(["WAITS"] * waits), *(["CHECKPOINTS IN MEMORY"] * holds))
+    uses = NODE_HEAD if any(node.use is not None for node in nodes) else ()
+    figured = (*steps, *(["WAITS"] * waits), *uses, *(["CHECKPOINTS IN MEMORY"] * holds))
     head = ("NODE", "HOST", "STATE", "SINCE", "TASKS" if has_tasks else "RANKS", *figured, "REASON")
     rows = []
     for node in nodes:
@@ -237,6 +241,7 @@ def _node_table(status: JobStatus, nodes: Sequence[NodeStatus], here: NodeTasks)
         figures = (
             *(_steps(done) if steps else ()),
             *([_data_wait(done)] if waits else ()),
+            *(node_cells(node.use) if uses else ()),
             *([_memory(node.memory)] if holds else ()),
         )
         rows.append(_row(node, figures))

@@ -36,23 +36,26 @@ _KEY = re.compile(rb"\x1b[\[O][0-9;]*[A-Za-z~]|.", re.DOTALL)
 
 
 class Window(NamedTuple):
-    """What fits on the screen, and the first node that is shown."""
+    """What fits on the screen, and the first row that is shown of those that scroll."""
 
     lines: list[Line]
     first: int
 
 
 def window(status: StatusLines, height: int, first: int) -> Window:
-    """The lines of a status on a screen of that height, with the nodes from `first` on, as far as there are so many."""
-    fixed = [*status.top, *status.head]
+    """The lines of a status on a screen of that height; what does not fit scrolls from the row `first` on: the nodes,
+    and what follows them."""
+    fixed, rows = [*status.top, *status.head], [*status.nodes, *status.end]
     room = max(1, height - len(fixed) - 1)
-    if len(status.nodes) + len(status.end) <= room:
+    if len(rows) <= room:
         return Window([*status.all, Line("q: quit")], 0)
-    first = max(0, min(first, len(status.nodes) - room))
-    below = len(status.nodes) - first - room
-    parts = [f"… {counted(below, 'more node')}" if below else "", f"{first} above" if first else ""]
+    first = max(0, min(first, len(rows) - room))
+    below = len(rows) - first - room
+    nodes = len(status.nodes) - first - room
+    more = counted(nodes, "more node") if nodes > 0 else counted(below, "more line")
+    parts = [f"… {more}" if below else "", f"{first} above" if first else ""]
     hint = "   ".join([*filter(None, [", ".join(filter(None, parts))]), "arrows: scroll   q: quit"])
-    return Window([*fixed, *status.nodes[first : first + room], Line(hint)], first)
+    return Window([*fixed, *rows[first : first + room], Line(hint)], first)
 
 
 class Screen:

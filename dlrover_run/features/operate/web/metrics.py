@@ -1,7 +1,7 @@
 """The status of jobs in the text format of Prometheus. Pure.
 
-Labels are bounded: the job, a state or a cause out of a fixed set, and the rank of a node. There is none for the name
-of a node, whose number grows with each replacement.
+Labels are bounded: the job, a state or a cause out of a fixed set, and the number of a node, a worker or a device.
+There is none for the name of a node, whose number grows with each replacement.
 """
 
 from __future__ import annotations
@@ -15,10 +15,8 @@ from dlrover_run.coordination.activity import NodeProgress
 from dlrover_run.coordination.history import CAUSES
 from dlrover_run.coordination.status import JobState, JobStatus, NodeCondition
 from dlrover_run.features.hangs.stragglers import finding
-
-JOB = "dlrover_job"
-"""The label with the name of a job. Not `job`: Prometheus sets that label of a target, and renames ours, so that rules
-by it would mix all jobs. OpenTelemetry's attribute `dlrover.job` has this name in Prometheus, too."""
+from dlrover_run.features.operate.web.labels import JOB, Family, Sample
+from dlrover_run.features.resources.metrics import resource_families
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -30,9 +28,6 @@ class JobFigures(NamedTuple):
     rounds: Mapping[str, int]
 
 
-Sample = tuple[Mapping[str, str], float]
-
-
 def render_metrics(jobs: Sequence[JobFigures], now: float) -> str:
     """All metrics of these jobs; `now` is the Unix time."""
     return "".join(
@@ -42,11 +37,12 @@ def render_metrics(jobs: Sequence[JobFigures], now: float) -> str:
             *_progress_families(jobs, now),
             *_straggler_families(jobs),
             *_memory_families(jobs),
+            *resource_families([job.status for job in jobs]),
         )
     )
 
 
-def _families(jobs: Sequence[JobFigures]) -> Iterable[tuple[str, str, str, list[Sample]]]:
+def _families(jobs: Sequence[JobFigures]) -> Iterable[Family]:
     statuses = [each.status for each in jobs]
 
     def each(field: str) -> list[Sample]:
@@ -133,7 +129,7 @@ def wanted_nodes(status: JobStatus) -> int | None:
     return int(status.desired_nodes.rpartition(":")[2]) if status.desired_nodes else status.max_nodes
 
 
-def _progress_families(jobs: Sequence[JobFigures], now: float) -> Iterable[tuple[str, str, str, list[Sample]]]:
+def _progress_families(jobs: Sequence[JobFigures], now: float) -> Iterable[Family]:
     """What the workers of each node have done, as far as something counts their steps."""
     known = [pair for job in jobs for pair in _progress(job.status)]
 
@@ -172,7 +168,7 @@ def _progress_families(jobs: Sequence[JobFigures], now: float) -> Iterable[tuple
     )
 
 
-def _straggler_families(jobs: Sequence[JobFigures]) -> Iterable[tuple[str, str, str, list[Sample]]]:
+def _straggler_families(jobs: Sequence[JobFigures]) -> Iterable[Family]:
     counts = [
         (job.status.job, Counter(each.cause for node in job.status.nodes for each in node.stragglers)) for job in jobs
     ]
@@ -184,7 +180,7 @@ def _straggler_families(jobs: Sequence[JobFigures]) -> Iterable[tuple[str, str, 
     )
 
 
-def _memory_families(jobs: Sequence[JobFigures]) -> Iterable[tuple[str, str, str, list[Sample]]]:
+def _memory_families(jobs: Sequence[JobFigures]) -> Iterable[Family]:
     """What the checkpoints take that a node holds in memory."""
     known = [
         ({JOB: job.status.job, "node": str(node.node)}, node.memory)
