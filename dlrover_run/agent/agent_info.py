@@ -6,8 +6,8 @@ import os
 import shlex
 import time
 
+from dlrover_run.agent.host import launcher_pid
 from dlrover_run.agent.node_state import NodeState
-from dlrover_run.features.local_nodes.nodes import CLUSTER_VARIABLE
 from dlrover_run.features.operate.protocol import MAX_SCRIPT, AgentInfo
 from dlrover_run.spec import JobSpec
 from dlrover_run.transport.addresses import join_address
@@ -22,8 +22,7 @@ def agent_info(job: JobSpec, node: NodeState, log: str, began: float) -> AgentIn
         host=node.host,
         node_id=node.node_id,
         pid=os.getpid(),
-        # A node with a name on its console is one of several that one launcher has started here.
-        launcher=int(os.environ.get(CLUSTER_VARIABLE, "0") if job.console_name else os.getppid()),
+        launcher=launcher_pid(job),
         script=_script(job),
         seconds=round(time.monotonic() - began, 3),
         endpoint=job.endpoint if job.master is None else join_address(job.master.host, job.master.port),

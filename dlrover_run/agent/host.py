@@ -12,6 +12,9 @@ from dlrover_run.spec import JobSpec
 
 SLURM_VARIABLE = "SLURMD_NODENAME"
 
+CLUSTER_VARIABLE = "DLROVER_LOCAL_CLUSTER"
+"""The variable with the pid of the supervisor of local nodes, which distinguishes two local clusters on one machine."""
+
 _LONGEST = 255
 """Characters of the longest name in a record (`bounds.Name`)."""
 
@@ -28,6 +31,14 @@ def display_name(spec: JobSpec) -> str:
     machine. Under Slurm it is the name in Slurm, of whose nodes several may be one machine."""
     given = os.environ.get(SLURM_VARIABLE, "")
     return spec.console_name or (given[:_LONGEST] if given.isprintable() else "") or host_name()
+
+
+def launcher_pid(spec: JobSpec) -> int:
+    """The pid of the command that started the job here, for its agent."""
+    if not spec.console_name:
+        return os.getppid()
+    # A node with a name on its console is one of several that one launcher has started here.
+    return int(os.environ.get(CLUSTER_VARIABLE, "0"))
 
 
 def explain_os_error(error: OSError) -> str:

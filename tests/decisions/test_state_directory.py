@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import stat
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from dlrover_run.command_line.program import DLROVER_RUN
 from dlrover_run.features.events import state_directory
-from dlrover_run.features.events.records import LogOpened, StopRequested
+from dlrover_run.features.events.records import AgentEnded, JobEnded, LogOpened, RoundFormed, StopRequested
 from dlrover_run.features.events.state_directory import KeptFile, file_name, name_prefix, prepare, superfluous
 from dlrover_run.features.events.writer import EventFile, EventWriter
 from dlrover_run.features.inspect.reader import other_runs, read_logs
-from dlrover_run.features.operate.logs import ended_logs, named_logs
+from dlrover_run.features.operate import asker
+from dlrover_run.features.operate.ended import EndedJobs
+from dlrover_run.features.operate.find import JobElsewhere
+from dlrover_run.features.operate.logs import named_logs
 from dlrover_run.spec import SpecError
+from dlrover_run.words.reasons import Code
 
 OTHER = 2_000_000_000
 """No pid of a process."""
+
+
+ROUND: dict[str, Any] = {
+    "round": 1, "epoch": 1, "node": 0, "nodes": 2, "first_rank": 0, "workers": 4, "world_size": 8, "restarts": 0,
+}  # fmt: skip
 
 
 def no_pid(pid: int) -> bool:
@@ -88,9 +100,9 @@ def test_a_job_with_a_log_elsewhere_has_a_link(tmp_path: Path, monkeypatch: pyte
     directory = state_directory.state_directory(os.environ)
     assert directory is not None
     prepare(directory, file_name("a", "n1", OTHER), path)
-    assert [log.opened.job for log in ended_logs(None)] == ["a"]
+    assert [job.name for job in EndedJobs()] == ["a"]
     path.unlink()
-    assert ended_logs(None) == []
+    assert EndedJobs().find(None) is None
 
 
 def test_the_last_job_is_meant_or_the_one_that_a_word_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,9 +112,49 @@ def test_the_last_job_is_meant_or_the_one_that_a_word_names(tmp_path: Path, monk
     for place, job in enumerate(("resnet", "gpt/3", "bert")):
         os.utime(keep(directory, job, OTHER + place), (place, place))
     words = (None, "resnet", "res", "gpt/3", str(OTHER + 1), "llama")
-    assert [[log.opened.job for log in ended_logs(word)] for word in words] == [
-        ["bert"], ["resnet"], ["resnet"], ["gpt/3"], ["gpt/3"], [],
+    found = [EndedJobs().find(word) for word in words]
+    assert [job and job.name for job in found] == ["bert", "resnet", "resnet", "gpt/3", "gpt/3", None]
+
+
+def test_the_states_of_jobs_that_have_ended(tmp_path: Path) -> None:
+    """Two runs of one name are two jobs, a log without an end is of agents that were killed, and a job whose agent runs
+    has not ended."""
+    stopped = JobEnded(phase="failed", reasons=(Code.STOPPED_ON_REQUEST(by="ann"),))
+    for pid, job, events in (
+        (OTHER, "a", [JobEnded(phase="finished"), AgentEnded(exit_code=0, reason="success")]),
+        (OTHER + 1, "a", [JobEnded(phase="failed")]),
+        (OTHER + 2, "b", [stopped]),
+        (OTHER + 3, "c", [AgentEnded(exit_code=143, reason="stopped")]),
+        (OTHER + 4, "d", []),
+    ):
+        path = tmp_path / file_name(job, "n1", pid)
+        writer = EventWriter(EventFile(path, opened(job)), lambda sentence: None)
+        for event in (RoundFormed(**ROUND), *events):
+            writer.emit(event)
+        assert writer.close()
+        os.utime(path, (pid - OTHER, pid - OTHER))
+    ended = list(EndedJobs(tmp_path))
+    assert [(job.name, job.state) for job in ended] == [
+        ("d", "no end"), ("c", "stopped"), ("b", "stopped"), ("a", "failed"), ("a", "succeeded"),
     ]  # fmt: skip
+    assert {(job.nodes, job.workers) for job in ended} == {(2, 8)}
+
+
+def test_why_of_the_only_job_that_runs_names_the_one_that_has_just_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    directory = state_directory.state_directory(os.environ)
+    assert directory is not None
+    keep(directory, "bert", OTHER)
+
+    async def find(*_: object) -> JobElsewhere:
+        return object.__new__(JobElsewhere)
+
+    monkeypatch.setattr(asker, "find_job", find)
+    here = asker.Asker(DLROVER_RUN, "why", "10", {"rdzv_id": None})
+    assert asyncio.run(here.read_logs(None))[0] == []
+    assert "'bert' has ended: `dlrover-run why bert`" in capsys.readouterr().err
 
 
 def test_a_home_of_another_user_or_none_keeps_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

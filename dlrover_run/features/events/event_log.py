@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
-from dlrover_run.agent.host import display_name
+from dlrover_run.agent.host import display_name, launcher_pid
 from dlrover_run.coordination.model import OVER, Assignment, PlanPhase
 from dlrover_run.coordination.parts import PROGRAM
 from dlrover_run.features.events.records import (
@@ -30,6 +30,9 @@ from dlrover_run.output.run_directory import RunDir
 from dlrover_run.processes import tree
 from dlrover_run.spec import JobSpec
 from dlrover_run.words.reasons import codes
+
+MAX_SCRIPT = 200
+"""Characters of the name of a script."""
 
 TASK_STAGES = ("store", "step")
 """The stages of a task of `tf-ps-run`: it is ready, and it has made a step or serves others."""
@@ -86,6 +89,8 @@ def log_opened(job: JobSpec, program: str = PROGRAM) -> LogOpened:
         workers=job.workers_per_node if has_rounds else 0,
         began=round(now if began is None else began, 6),
         program=program,
+        launcher=launcher_pid(job),
+        script=os.path.basename(job.entrypoint.target)[:MAX_SCRIPT],
         stages=() if has_rounds else TASK_STAGES,
     )
 

@@ -42,7 +42,9 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_f
 class LogOpened(Event, frozen=True, kw_only=True, tag="dlrover.log.opened"):
     """The first line of each file: the agent. `part` counts the files of this agent, from 0; `began` is when its
     launcher began, as `mono`. `workers` is the number of its workers in each round, 0 if it changes. `stages` are those
-    that it observes of every script (WorkerReady). A worker of which none is observed counts as training."""
+    that it observes of every script (WorkerReady). A worker of which none is observed counts as training. `launcher` is
+    the pid of the command that started the job here, and `script` what its workers run, without a directory and without
+    its arguments, which may be secret; both are empty in the logs of earlier versions."""
 
     schema: int
     job: str
@@ -52,6 +54,8 @@ class LogOpened(Event, frozen=True, kw_only=True, tag="dlrover.log.opened"):
     workers: int
     began: float
     program: str = "dlrover-run"
+    launcher: int = 0
+    script: str = ""
     part: int = 0
     stages: tuple[str, ...] = ()
 

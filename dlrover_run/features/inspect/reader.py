@@ -15,6 +15,7 @@ import msgspec
 
 from dlrover_run.features.events.records import FILE_NAME, UNSET_TIME, AgentEnded, AnyEvent, Event, JobEnded, LogOpened
 from dlrover_run.features.events.state_directory import name_prefix
+from dlrover_run.features.events.writer import KEPT_FILES, rotated
 
 MAX_LINE = 64 * 1024
 """Maximum bytes of a line: an event has bounded texts."""
@@ -110,6 +111,35 @@ def latest_run(logs: Sequence[AgentLog]) -> list[AgentLog]:
     return [log for log in same if log.opened.time > before]
 
 
+def read_log(path: Path) -> AgentLog | None:
+    """The log of one agent, from its newest file and those that it has rotated; None if it cannot be read, or has no
+    first line."""
+    try:
+        return _read_one(path)
+    except OSError:
+        return None
+
+
+def read_head(path: Path) -> LogOpened | None:
+    """The first line of a file of a log; None without one."""
+    try:
+        with path.open("rb") as file:
+            log = parse_log([file.readline(MAX_LINE + 1)])
+    except OSError:
+        return None
+    return None if log is None else log.opened
+
+
+def runs_of(logs: Sequence[AgentLog]) -> list[list[AgentLog]]:
+    """The logs of each run of one job, the last run first (`latest_run`)."""
+    runs = []
+    rest = list(logs)
+    while rest:
+        runs.append(latest_run(rest))
+        rest = [log for log in rest if not any(log is other for other in runs[-1])]
+    return runs
+
+
 def _base(path: Path) -> Path:
     """The newest file of the agent that wrote this one: a rotated file has a number at its end."""
     found = _NAME.fullmatch(path.name)
@@ -120,12 +150,8 @@ def _read_one(base: Path) -> AgentLog | None:
     if base.is_symlink():
         # The rotated files are beside the file itself.
         base = base.resolve()
-    older = sorted(
-        (int(found[1]), path)
-        for path in base.parent.glob(f"{base.name}.*")
-        if (found := _NAME.fullmatch(path.name)) is not None and found[1] is not None
-    )
-    files = [path for _, path in reversed(older)] + [base]
+    # They are looked for by their names: the directory may have the logs of thousands of agents.
+    files = [*(rotated(base, number) for number in range(KEPT_FILES, 0, -1)), base]
     return parse_log(_lines([path for path in files if path.is_file()]))
 
 

@@ -17,6 +17,7 @@ from collections.abc import Callable, Collection, Mapping
 from msgspec.structs import replace
 
 from dlrover_run import exit_codes, launch_request
+from dlrover_run.agent.host import CLUSTER_VARIABLE
 from dlrover_run.agent.result import JobResult
 from dlrover_run.command_line import credentials
 from dlrover_run.exit_reasons import ExitReason
@@ -30,9 +31,6 @@ from dlrover_run.spec import JobSpec, MasterSpec
 
 NODE_VARIABLE = "DLROVER_LOCAL_NODE"
 """The variable with the number of the node of a local cluster on which a process runs."""
-
-CLUSTER_VARIABLE = "DLROVER_LOCAL_CLUSTER"
-"""The variable with the pid of the supervisor, which distinguishes two local clusters on one machine."""
 
 AFTERMATH_TIMEOUT = 10.0
 """Seconds that an agent may run after its watchdog was killed, to end what it has started, and a watchdog after its

@@ -8,6 +8,7 @@ import inspect
 import os
 import shlex
 from collections.abc import Callable, Coroutine
+from datetime import UTC, datetime
 from inspect import Parameter
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -22,12 +23,12 @@ from dlrover_run.command_line.flags import BY_DEST
 from dlrover_run.command_line.parse import CommandLine
 from dlrover_run.command_line.program import Program
 from dlrover_run.command_line.sources import FlagValues
-from dlrover_run.console.text import sanitize
+from dlrover_run.console.text import format_duration, sanitize
 from dlrover_run.coordination.requests import OperatorRequest, StackQuery
 from dlrover_run.coordination.stacks import JobStacks
 from dlrover_run.coordination.status import JobStatus
 from dlrover_run.features.operate.completion import complete_job
-from dlrover_run.features.operate.find import FoundJob, find_job
+from dlrover_run.features.operate.find import FoundJob, SeveralJobs, find_job
 from dlrover_run.features.operate.ids import short_id
 from dlrover_run.rendezvous.client import AskFailed
 from dlrover_run.spec import UsageError
@@ -36,6 +37,7 @@ from dlrover_run.words.text import join_names
 
 if TYPE_CHECKING:
     from dlrover_run.features.inspect.reader import AgentLog
+    from dlrover_run.features.operate.ended import EndedJob
 
 NO_JOB = 3
 """The exit code of all subcommands if there is no such job, or it does not answer."""
@@ -121,16 +123,19 @@ class Asker:
 
     def _ended(self, failed: AskFailed) -> AskFailed | None:
         """What is said instead if the job that was not found has ended here; None if none has."""
-        from dlrover_run.features.operate.logs import ended_logs
+        from dlrover_run.features.operate.ended import EndedJobs
 
         word = self._given.get("rdzv_id")
-        if not (failed.no_job and (ended := ended_logs(word))):
+        if not (failed.no_job and (ended := EndedJobs().find(word))):
             return None
-        job = ended[0].opened.job
-        why = shlex.join((self.program.name, "why", *(() if word is None else (short_id(job),))))
         if word is None:
-            return AskFailed(f"{failed}; of {job!r}, which has ended, `{why}` says more", no_job=True)
-        return AskFailed(f"the job {job!r} has ended: `{why}` says why", no_job=True)
+            why = shlex.join((self.program.name, "why"))
+            return AskFailed(f"{failed}; of {ended.name!r}, which has ended, `{why}` says more", no_job=True)
+        return AskFailed(f"the job {ended.name!r} has ended: `{self._why(ended.name)}` says why", no_job=True)
+
+    def _why(self, job: str) -> str:
+        """The command that says why a job is in its state."""
+        return shlex.join((self.program.name, "why", short_id(job)))
 
     async def ask(self, job: FoundJob, request: OperatorRequest | None = None) -> JobStatus:
         """Its status. Raises AskFailed, also when it does not answer in time."""
@@ -152,7 +157,8 @@ class Asker:
     async def read_logs(self, place: str | None) -> tuple[list[AgentLog], FoundJob | None]:
         """The event logs at a place that the user names, else those of the running job that this machine can read, and
         this job. Raises SpecError and AskFailed."""
-        from dlrover_run.features.operate.logs import ended_logs, named_logs, running_logs
+        from dlrover_run.features.operate.ended import EndedJobs
+        from dlrover_run.features.operate.logs import named_logs, running_logs
 
         if place is not None and _is_job(place):
             self.name_job(place)
@@ -163,18 +169,36 @@ class Asker:
                 name = found.logs[0].opened.job
                 report(self.name, f"this is of the job {name!r}; there are logs of {others} too (--rdzv-id).")
             return found.logs, None
+        word = self._given.get("rdzv_id")
         try:
             job = await find_job(self.flags, os.environ, self.program)
+        except SeveralJobs as several:
+            ended = EndedJobs().find(None) if word is None else None
+            if ended is None or not ended.is_recent:
+                raise
+            running = join_names(shown_names([repr(short_id(name)) for name in several.names]))
+            self._report_ended(ended, f"; {running} run too: name one for an answer about it")
+            return ended.logs, None
         except AskFailed as failed:
-            if ended := ended_logs(self._given.get("rdzv_id")):
-                report(self.name, f"the job {sanitize(ended[0].opened.job)!r} has ended; this is of its event log.")
-                return ended, None
-            hint = "of a job that is over name the event logs, for example logs/latest"
+            if ended := EndedJobs().find(word):
+                self._report_ended(ended)
+                return ended.logs, None
+            hint = (
+                f"none has ended here either (`{self.program.name} jobs --all`): name a directory with its event logs"
+            )
             raise AskFailed(f"{failed}; {hint}", failed.no_job) from None
+        if word is None and (ended := EndedJobs().find(None)) and ended.is_recent:
+            line = f"this is of the job that runs; {ended.name!r} has ended: `{self._why(ended.name)}`."
+            report(self.name, sanitize(line))
         logs = await running_logs(job)
         if any(log.torn_head for log in logs):
             report(self.name, "the oldest events of this job are not kept any more.")
         return logs, job
+
+    def _report_ended(self, ended: EndedJob, more: str = "") -> None:
+        """Print which job the answer is about."""
+        ago = format_duration((datetime.now(UTC) - ended.ended).total_seconds())
+        report(self.name, sanitize(f"the job {ended.name!r} has ended {ago} ago; this is of its event log{more}."))
 
 
 def _is_job(place: str) -> bool:

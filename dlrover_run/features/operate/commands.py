@@ -6,6 +6,7 @@ Each finds its job (`find`), asks it, and prints plain lines. Their exit codes a
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import sys
 from collections.abc import Awaitable, Callable
@@ -33,7 +34,7 @@ from dlrover_run.features.operate.asker import (
 from dlrover_run.features.operate.completion import complete_node
 from dlrover_run.features.operate.drain import drain_problem, named
 from dlrover_run.features.operate.find import FoundJob, Readings, survey_here
-from dlrover_run.features.operate.job_table import job_rows, render_jobs, terminal_width
+from dlrover_run.features.operate.job_table import ended_row, job_rows, render_jobs, terminal_width
 from dlrover_run.features.operate.survey import group
 from dlrover_run.features.operate.text import Line, StatusLines, render_stacks, status_lines
 from dlrover_run.rendezvous.client import AskFailed
@@ -44,6 +45,9 @@ if TYPE_CHECKING:
 
 WAITING, FAILED = 1, 2
 """Exit codes of `status`: the job waits, and it has failed. 0: it trains, or has succeeded."""
+
+MAX_ENDED = 50
+"""Jobs that have ended which are listed, the last ones."""
 
 WAIT_INTERVAL = 1.0
 """Seconds between two looks at a job while `--wait` waits, or `top` shows it."""
@@ -80,20 +84,33 @@ async def status(asker: Asker, as_json: Json = False) -> int:
 
 
 @operator_command()
-async def jobs(asker: Asker, as_json: Json = False) -> int:
+async def jobs(
+    asker: Asker,
+    show_ended: Annotated[
+        bool, typer.Option("--all", "-a", help="Also your jobs that have ended here, the last one first.")
+    ] = False,
+    as_json: Json = False,
+) -> int:
     """List the jobs on this machine: yours, and for root those of all users.
 
     The PID is that of the launcher. Every other command takes it, an id, or the beginning of an id that no other job
     has: [b]dlrover-run status 3f2[/]
+
+    Of a job that has ended [b]why[/] and [b]events[/] say more: [b]dlrover-run why 3f2[/]
     """
     everyone = await survey_here()
     rows = await job_rows(group(everyone.found), everyone.silent)
+    if show_ended:
+        from dlrover_run.features.operate.ended import EndedJobs
+
+        rows += map(ended_row, itertools.islice(EndedJobs(), MAX_ENDED))
     if as_json:
         print(msgspec.json.encode(rows).decode(), flush=True)
     elif rows:
         print(render_jobs(rows, terminal_width()), flush=True)
     else:
-        report(asker.name, "no job runs here" if os.geteuid() == 0 else "no job of yours runs here")
+        what = "runs here, and none has ended" if show_ended else "runs here; --all lists those that have ended"
+        report(asker.name, f"{'no job' if os.geteuid() == 0 else 'no job of yours'} {what}")
     return exit_codes.SUCCESS
 
 

@@ -6,6 +6,7 @@ The completion of a subcommand calls these while the user types. Whatever goes w
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 
 import typer
@@ -14,6 +15,9 @@ from dlrover_run.command_line.parse import CommandLine
 from dlrover_run.command_line.sources import FlagValues
 from dlrover_run.features.operate.find import find_job, survey_here
 from dlrover_run.features.operate.survey import group
+
+MAX_ENDED = 20
+"""Jobs that have ended which are candidates, the last ones."""
 
 COMPLETION_TIMEOUT = 2.0
 """Seconds that the user waits for candidates at most."""
@@ -31,6 +35,18 @@ def complete_job(incomplete: str) -> list[str]:
         return [name for name in asyncio.run(names()) if name.startswith(incomplete)]
     except Exception:
         return []
+
+
+def complete_any_job(incomplete: str) -> list[str]:
+    """As `complete_job`, with the last jobs that have ended here."""
+    from dlrover_run.features.operate.ended import EndedJobs
+
+    try:
+        ended = [job.name for job in itertools.islice(EndedJobs(), MAX_ENDED)]
+    except Exception:
+        ended = []
+    running = complete_job(incomplete)
+    return [*running, *(name for name in dict.fromkeys(ended) if name.startswith(incomplete) and name not in running)]
 
 
 def complete_node(context: typer.Context, incomplete: str) -> list[str]:

@@ -14,7 +14,7 @@ from dlrover_run.command_line.entry_point import report
 from dlrover_run.console.text import sanitize
 from dlrover_run.coordination.status import JobState, JobStatus
 from dlrover_run.features.operate.asker import REFUSED, Asker, Json, operator_command
-from dlrover_run.features.operate.completion import complete_job
+from dlrover_run.features.operate.completion import complete_any_job
 from dlrover_run.features.operate.text import table
 from dlrover_run.rendezvous.client import AskFailed
 from dlrover_run.spec import SpecError, UsageError
@@ -30,7 +30,7 @@ Logs = Annotated[
         metavar="JOB|DIR",
         help="Id or pid of a job here, also of one that has ended; or a directory with event logs.",
         show_default=False,
-        autocompletion=complete_job,
+        autocompletion=complete_any_job,
     ),
 ]
 

@@ -174,6 +174,14 @@ class JobElsewhere:
 FoundJob = JobHere | JobElsewhere
 
 
+class SeveralJobs(SpecError):
+    """Several jobs here can be meant, those with these names."""
+
+    def __init__(self, message: str, names: Sequence[str]) -> None:
+        super().__init__(message)
+        self.names = names
+
+
 async def find_job(flags: FlagValues, environ: Mapping[str, str], program: Program) -> FoundJob:
     """The job that these flags and variables mean. Raises SpecError for invalid flags, and AskFailed without a job."""
     given = flags.explicit("rdzv_id")
@@ -192,7 +200,7 @@ async def find_job(flags: FlagValues, environ: Mapping[str, str], program: Progr
     if len(jobs) == 1:
         return JobHere(jobs[0])
     if jobs:
-        raise SpecError(await several(jobs, everyone, word))
+        raise SeveralJobs(await several(jobs, everyone, word), [job[0][1].job for job in jobs])
     spec = job_elsewhere(flags, environ, program)
     credentials.scrub_environment()
     if spec is not None:

@@ -8,7 +8,8 @@ import pwd
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from typing import TextIO
+from datetime import datetime
+from typing import TYPE_CHECKING, TextIO
 
 import msgspec
 
@@ -19,6 +20,9 @@ from dlrover_run.features.operate.protocol import AgentInfo, AgentRequest
 from dlrover_run.features.operate.survey import SURVEY_WIDTH, FoundAgent, SilentAgent, ask_agent
 from dlrover_run.features.operate.text import table
 
+if TYPE_CHECKING:
+    from dlrover_run.features.operate.ended import EndedJob
+
 STATUS_TIMEOUT = 5.0
 """Seconds that the coordinator of a job has to say what the job does, for the table."""
 
@@ -28,7 +32,8 @@ MIN_CELL, MAX_CELL = 10, 40
 
 class JobRow(msgspec.Struct, frozen=True, kw_only=True):
     """One job. `pid` is that of its launcher here, `pids` those of all its launchers; `state` is empty if its agent or
-    its coordinator does not answer, and `nodes`, `workers` and `seconds` are None then."""
+    its coordinator does not answer, and `nodes`, `workers` and `seconds` are None then. `ended` is when it has ended,
+    None for one that runs."""
 
     job: str
     program: str
@@ -40,6 +45,7 @@ class JobRow(msgspec.Struct, frozen=True, kw_only=True):
     nodes: int | None = None
     workers: int | None = None
     seconds: float | None = None
+    ended: datetime | None = None
 
 
 async def job_rows(jobs: Sequence[list[FoundAgent]], silent: Sequence[SilentAgent]) -> list[JobRow]:
@@ -81,6 +87,25 @@ def _row(agents: Sequence[AgentInfo], status: JobStatus | None) -> JobRow:
     )
 
 
+def ended_row(job: EndedJob) -> JobRow:
+    """The row of a job that has ended."""
+    heads = [log.opened for log in job.logs]
+    pids = sorted({head.launcher or head.pid for head in heads})
+    return JobRow(
+        job=job.name,
+        program=heads[0].program,
+        script=heads[0].script,
+        pid=pids[0],
+        pids=tuple(pids),
+        user=user_name(os.geteuid()),
+        state=job.state,
+        nodes=job.nodes or None,
+        workers=job.workers or None,
+        seconds=job.seconds,
+        ended=job.ended,
+    )
+
+
 def user_name(uid: int) -> str:
     try:
         return pwd.getpwuid(uid).pw_name
@@ -98,17 +123,18 @@ def render_jobs(rows: Sequence[JobRow], width: int | None = None) -> str:
     its lines fit in `width` columns, as far as MIN_CELL allows."""
     ids = short_ids([row.job for row in rows if row.job])
     users = os.geteuid() == 0 or len({row.user for row in rows}) > 1
-    head = ("JOB", *(["USER"] * users), "SCRIPT", "PID", "STATE", "NODES", "WORKERS", "UP")
-    drawn = [table(head, [_cells(row, ids, users, MAX_CELL) for row in rows])]
+    ended = any(row.ended is not None for row in rows)
+    head = ("JOB", *(["USER"] * users), "SCRIPT", "PID", "STATE", "NODES", "WORKERS", "UP", *(["ENDED"] * ended))
+    drawn = [table(head, [_cells(row, ids, users, MAX_CELL, ended) for row in rows])]
     widest = max(map(len, drawn[0]))
     if width is not None and widest > width:
         longest = min(MAX_CELL, max(len(row.script) for row in rows))
         cell = max(MIN_CELL, longest - (widest - width))
-        drawn.append(table(head, [_cells(row, ids, users, cell) for row in rows]))
+        drawn.append(table(head, [_cells(row, ids, users, cell, ended) for row in rows]))
     return sanitize("\n".join(drawn[-1]))
 
 
-def _cells(row: JobRow, ids: Mapping[str, str], users: bool, most: int) -> tuple[str, ...]:
+def _cells(row: JobRow, ids: Mapping[str, str], users: bool, most: int, ended: bool) -> tuple[str, ...]:
     script = row.script if len(row.script) <= most else f"{row.script[: most - 1]}…"
     return (
         ids.get(row.job) or "-",
@@ -119,4 +145,5 @@ def _cells(row: JobRow, ids: Mapping[str, str], users: bool, most: int) -> tuple
         "-" if row.nodes is None else str(row.nodes),
         "-" if row.workers is None else str(row.workers),
         "-" if row.seconds is None else format_duration(row.seconds),
+        *(["-" if row.ended is None else row.ended.astimezone().strftime("%Y-%m-%d %H:%M")] * ended),
     )

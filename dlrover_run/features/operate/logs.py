@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -13,7 +11,6 @@ from typing import NamedTuple
 
 from dlrover_run.command_line import values
 from dlrover_run.features.events.records import FILE_NAME, WorkerFailed
-from dlrover_run.features.events.state_directory import name_prefix, state_directory
 from dlrover_run.features.inspect.ledger import build_ledger
 from dlrover_run.features.inspect.reader import (
     AgentLog,
@@ -89,25 +86,6 @@ async def running_logs(job: FoundJob) -> list[AgentLog]:
     written, unread = written_logs(job.agents)
     kept = [log for lines in await job.recent_events(unread) if (log := parse_log(lines)) is not None]
     return sorted([*written, *kept], key=lambda log: (log.opened.time, log.opened.node_id))
-
-
-def ended_logs(word: str | None) -> list[AgentLog]:
-    """The logs of the last job of this user here that has ended, with this id, the beginning of it, or this pid if a
-    word is given, from the state directory."""
-    directory = state_directory(os.environ)
-    if directory is None:
-        return []
-    files = []
-    for path in directory.glob(f"*.{FILE_NAME}"):
-        with contextlib.suppress(OSError):
-            files.append((path.stat().st_mtime, path))
-    begin = "" if word is None else name_prefix(word)[:-1]
-    for _, path in sorted(files, reverse=True):
-        if path.name.startswith(begin) or (word is not None and f".{word}.{FILE_NAME}" in path.name):
-            for log in _readable(path):
-                job = log.opened.job
-                return latest_run([each for each in _readable(directory, job) if each.opened.job == job])
-    return []
 
 
 def _readable(place: Path, job: str | None = None) -> list[AgentLog]:
