@@ -59,7 +59,7 @@ class elastic_launch:
     def _completed(self, spec: JobSpec) -> JobSpec:
         """The job with the fields that flags cannot express. A single node gets the id of the configuration or a fresh
         one; several nodes need the same id, so none is generated for them."""
-        run_id = self._config.run_id or (spec.run_id if spec.master or spec.etcd else str(uuid.uuid4().int))
+        run_id = self._config.run_id or (spec.run_id if spec.rendezvous.coordinated else str(uuid.uuid4().int))
         return replace(spec, run_id=run_id, logs=log_spec(self._config))
 
 

@@ -12,20 +12,19 @@ from msgspec.structs import replace
 
 from dlrover_run import environment as cluster_environment
 from dlrover_run.command_line import (
-    backend_spec,
+    access,
     entry_point,
     ignored_flags,
     job_size,
     lookup,
     rdzv_conf,
-    rendezvous_options,
     values,
 )
 from dlrover_run.command_line.feature import Draft
 from dlrover_run.command_line.parse import CommandLine, parse_argv
 from dlrover_run.command_line.program import DLROVER_RUN
 from dlrover_run.command_line.rdzv_conf import RdzvConf
-from dlrover_run.command_line.rendezvous_options import Rendezvous, RendezvousArgs
+from dlrover_run.command_line.rendezvous import Rendezvous, RendezvousArgs, adjust_rules, resolve, resolve_local
 from dlrover_run.command_line.sources import FlagValues
 from dlrover_run.coordination.rules import MAX_NODES, JobRules
 from dlrover_run.exit_reasons import ExitScheme
@@ -98,8 +97,8 @@ def _job(
     args = _rendezvous_args(flags, size.nodes, environ)
     if found:
         args = cluster.complete(args, found, flags, here)
-    resolve = rendezvous_options.resolve_local if local else rendezvous_options.resolve
-    rendezvous = resolve(args, fresh_id=_fresh_id())
+    resolve_place = resolve_local if local else resolve
+    rendezvous = resolve_place(args, fresh_id=_fresh_id())
     conf = rdzv_conf.parse(*flags.get("rdzv_conf"))
     workers = values.worker_count(*size.workers)
     if workers is None:
@@ -121,16 +120,15 @@ def _job(
     preload = [name for value in flags.all("preload") for name in values.modules(*value)]
     local_addr = flags.get("local_addr")
     numa = flags.explicit("numa_binding") and flags.choice("numa_binding")
-    backend = backend_spec.find_backend(rendezvous, conf, environ)
+    weak: list[str] = []
+    place = access.with_credentials(rendezvous, conf, environ, weak.append)
     spec = JobSpec(
         entrypoint=_entrypoint(line, flags, environ),
         run_id=rendezvous.run_id,
         workers_per_node=workers,
         gpu_each=size.workers.text == "gpu",
         rules=rules,
-        backend=rendezvous.backend,
-        master=backend.master,
-        etcd=backend.etcd,
+        rendezvous=place,
         node_rank=rendezvous.node_rank,
         node_id=rendezvous.node_id,
         name=rendezvous.name,
@@ -166,7 +164,7 @@ def _job(
     if local:
         job_size.check_local_entrypoint(local.spec, spec.entrypoint)
     job_size.check_standard_input(spec.entrypoint, workers, rules.max_restarts)
-    for sentence in (*warnings, *ignored_flags.flag_warnings(flags, spec, conf, environ), *backend.warnings):
+    for sentence in (*warnings, *ignored_flags.flag_warnings(flags, spec, conf, environ), *weak):
         warn(sentence)
     if found and found.first is not False:
         source = cluster.source_of(size.workers, flags, "nproc_per_node")
@@ -220,11 +218,10 @@ def _rules(flags: FlagValues, nodes: FlagValue, rendezvous: Rendezvous, conf: Rd
         max_nodes=rendezvous.max_nodes,
         node_unit=flags.integer("node_unit", 1, MAX_NODES),
         max_restarts=flags.integer("max_restarts", 0, MAX_RESTARTS),
-        store=rendezvous.store,
     )
     if rendezvous.coordinated:
         rules = replace(rules, spares=flags.integer("spares", 0, MAX_NODES))
-    rules = rendezvous_options.adjust_rules(rules, rendezvous, conf)
+    rules = adjust_rules(rules, rendezvous, conf)
     if problem := rules.problem():
         raise SpecError(f"{nodes.source} {nodes.text} with --node-unit {rules.node_unit} is not possible: {problem}.")
     return rules

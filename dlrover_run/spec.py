@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import enum
 import signal
-from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import msgspec
 
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.exit_reasons import ExitScheme
+from dlrover_run.rendezvous.kinds import Alone, Rendezvous
 
 Settings = TypeVar("Settings", bound=msgspec.Struct)
 
@@ -128,56 +128,6 @@ class PreemptionNotice(msgspec.Struct, frozen=True):
         return self.seconds - min(PREEMPTION_MARGIN, self.seconds / 2)
 
 
-class TlsSpec(msgspec.Struct, frozen=True):
-    """The files (PEM) for TLS with the master or with etcd.
-
-    `ca` is the authority that signed the peer's certificate; `cert` and `key` are this side's own. A master with a `ca`
-    accepts only nodes with a certificate of that authority.
-    """
-
-    ca: str | None = None
-    cert: str | None = None
-    key: str | None = None
-
-
-@dataclass(frozen=True)
-class MasterSpec:
-    """The built-in master of a job, and the credentials of this node.
-
-    `is_host` means that this node starts the master if there is none; None decides by whether `host` is an address of
-    this machine. `hosts` are all nodes of the job if its cluster lists them, that of the endpoint first. `bind` is the
-    address on which a master of this node listens, None for the endpoint's. `state_dir` is where it keeps its journals.
-    `token` is the job's secret, empty for none; `auth_required` refuses to run without credentials. `web` is where it
-    also serves the status over HTTP, as [HOST:]PORT.
-    """
-
-    host: str
-    port: int
-    is_host: bool | None = None
-    hosts: tuple[str, ...] = ()
-    bind: str | None = None
-    state_dir: str | None = None
-    web: str | None = None
-    token: str = field(default="", repr=False)
-    auth_required: bool = False
-    tls: TlsSpec | None = None
-
-
-@dataclass(frozen=True)
-class EtcdSpec:
-    """The members of an etcd cluster, as (host, port), and the credentials of this node.
-
-    All keys of the job are below `prefix`. `tls` None means plain HTTP/2; without a `ca` the authorities of the
-    system are used.
-    """
-
-    endpoints: tuple[tuple[str, int], ...]
-    prefix: str = "/dlrover-run"
-    user: str = ""
-    password: str = field(default="", repr=False)
-    tls: TlsSpec | None = None
-
-
 class LocalSpec(msgspec.Struct, frozen=True):
     """Nodes on this machine: `min_nodes` start at once, then one more every `join_after` seconds up to `max_nodes`.
 
@@ -194,10 +144,9 @@ class LocalSpec(msgspec.Struct, frozen=True):
 class JobSpec(msgspec.Struct, frozen=True):
     """One job as one node sees it.
 
-    `backend` is where the coordination state is kept: `memory` for one node, `static` for ranks that flags give,
-    `master` for the master in `master`, `etcd` for the cluster in `etcd`. `rules` are this node's rules; those of the
-    first node that joins apply to the job. `node_rank` is a rank that the user gave this node: with `static` it is its
-    rank, otherwise a preferred rank. `node_id` is the name that a cluster manager gave this node, empty if the node
+    `rendezvous` is where the coordination state is kept. `rules` are this node's rules; those of the first node that
+    joins apply to the job. `node_rank` is a rank that the user gave this node: its rank where flags give the ranks,
+    otherwise a preferred rank. `node_id` is the name that a cluster manager gave this node, empty if the node
     generates one. `local_addr` is the address that this node advertises, None for one that is detected. `gpu_each`
     means that the workers were counted as GPUs, so that each of them needs one. `signals` are passed on to the workers
     and end the job, `forward_signals` are passed on and training continues, and the signal of `preemption` is passed on
@@ -217,9 +166,7 @@ class JobSpec(msgspec.Struct, frozen=True):
     run_id: str
     workers_per_node: int = 1
     rules: JobRules = msgspec.field(default_factory=JobRules)
-    backend: Literal["memory", "static", "master", "etcd"] = "memory"
-    master: MasterSpec | None = None
-    etcd: EtcdSpec | None = None
+    rendezvous: Rendezvous = msgspec.field(default_factory=Alone)
     node_rank: int | None = None
     node_id: str = ""
     local_addr: str | None = None
@@ -265,4 +212,9 @@ class JobSpec(msgspec.Struct, frozen=True):
 
     @property
     def single_node(self) -> bool:
-        return self.backend == "memory" or (self.backend == "static" and self.rules.max_nodes == 1)
+        return not self.rendezvous.coordinated and self.rules.max_nodes == 1
+
+    @property
+    def nodes_apart(self) -> bool:
+        """Whether the job has several nodes that do not communicate."""
+        return not self.rendezvous.coordinated and self.rules.max_nodes > 1

@@ -204,7 +204,7 @@ class Etcd:
 
     @property
     def places(self) -> tuple[tuple[str, int], ...]:
-        """The same in the form of `EtcdSpec.endpoints`."""
+        """The same in the form of `kinds.Store.endpoints`."""
         return tuple(("127.0.0.1", member.port) for member in self.members)
 
     def start(self) -> None:

@@ -16,11 +16,19 @@ from msgspec.structs import replace
 
 from dlrover_run import environment as cluster_environment
 from dlrover_run.cli import MAX_RESTARTS
-from dlrover_run.command_line import backend_spec, entry_point, lookup, rdzv_conf, rendezvous_options, values
+from dlrover_run.command_line import access, entry_point, lookup, rdzv_conf, values
 from dlrover_run.command_line.ignored_flags import rendezvous_warnings, unmet_needs
 from dlrover_run.command_line.parse import CommandLine, parse_argv
 from dlrover_run.command_line.rdzv_conf import AUTOSCALE, RdzvConf
-from dlrover_run.command_line.rendezvous_options import Rendezvous, RendezvousArgs
+from dlrover_run.command_line.rendezvous import (
+    MASTER_VARIABLE,
+    UNNAMED,
+    USUAL,
+    Rendezvous,
+    RendezvousArgs,
+    adjust_rules,
+    resolve,
+)
 from dlrover_run.command_line.sources import FlagValues
 from dlrover_run.coordination.parts import with_part
 from dlrover_run.coordination.rules import MAX_NODES, JobRules
@@ -110,8 +118,7 @@ def _job(
     autoscale = _autoscale(flags, cluster, conf, warnings)
     forking = flags.choice("start_method") == "forkserver"
     preload = [name for value in flags.all("preload") for name in values.modules(*value)]
-    backend = backend_spec.find_backend(rendezvous, conf, environ)
-    warnings += backend.warnings
+    place = access.with_credentials(rendezvous, conf, environ, warnings.append)
     local_addr = flags.get("local_addr")
     shutdown_timeout = flags.explicit("shutdown_timeout") or FlagValue("--shutdown-timeout", str(SHUTDOWN_TIMEOUT))
     entrypoint = lookup.python_entrypoint(line, environ, TF_PS_RUN, module=flags.is_on("module"))
@@ -122,9 +129,7 @@ def _job(
         entrypoint=entrypoint,
         run_id=rendezvous.run_id,
         rules=_rules(rendezvous, conf, cluster, autoscale),
-        backend=rendezvous.backend,
-        master=backend.master,
-        etcd=backend.etcd,
+        rendezvous=place,
         node_id=rendezvous.node_id,
         name=rendezvous.name,
         endpoint=rendezvous.endpoint,
@@ -169,7 +174,7 @@ def _rendezvous_args(flags: FlagValues, environ: Mapping[str, str], *, in_cluste
     role, backend = flags.explicit("role"), flags.explicit("rdzv_backend")
     endpoint = flags.get("rdzv_endpoint")
     by_flag = bool(endpoint.text.strip()) or in_cluster
-    by_variable = bool(environ.get(rendezvous_options.MASTER_VARIABLE, "").strip())
+    by_variable = bool(environ.get(MASTER_VARIABLE, "").strip())
     if backend is not None:
         flags.choice("rdzv_backend")
     elif role is not None and not (by_flag or by_variable):
@@ -184,9 +189,9 @@ def _rendezvous_args(flags: FlagValues, environ: Mapping[str, str], *, in_cluste
         values.shared_name(*run_id)
     return RendezvousArgs(
         nodes=FlagValue("--role", "1" if alone else f"1:{MAX_NODES}"),
-        backend=backend or FlagValue("--rdzv-backend", "c10d"),
+        backend=backend or FlagValue("--rdzv-backend", USUAL),
         endpoint=endpoint,
-        run_id=run_id or FlagValue("--rdzv-id", "" if alone else rendezvous_options.UNNAMED),
+        run_id=run_id or FlagValue("--rdzv-id", "" if alone else UNNAMED),
         environ=environ,
     )
 
@@ -194,7 +199,7 @@ def _rendezvous_args(flags: FlagValues, environ: Mapping[str, str], *, in_cluste
 def _resolve(flags: FlagValues, args: RendezvousArgs) -> Rendezvous:
     """The rendezvous of these options. Raises SpecError."""
     role = flags.explicit("role")
-    rendezvous = rendezvous_options.resolve(args, str(uuid.uuid4()))
+    rendezvous = resolve(args, str(uuid.uuid4()))
     # The name that a cluster manager gives a pod is unique only within its role, and its rank is not a node rank here.
     name = f"{role.text}-{rendezvous.node_id}" if role is not None and rendezvous.node_id else rendezvous.node_id
     return rendezvous._replace(node_rank=None, node_id=name)
@@ -259,7 +264,7 @@ def _autoscale(flags: FlagValues, cluster: ClusterRules, conf: RdzvConf, warning
 def _rules(rendezvous: Rendezvous, conf: RdzvConf, cluster: ClusterRules, autoscale: AutoscaleRules | None) -> JobRules:
     parts = (cluster,) if autoscale is None else with_part((autoscale,), cluster)
     rules = replace(conf.rules, min_nodes=rendezvous.min_nodes, max_nodes=rendezvous.max_nodes, parts=parts)
-    rules = rendezvous_options.adjust_rules(rules, rendezvous, conf)
+    rules = adjust_rules(rules, rendezvous, conf)
     if problem := rules.problem():
         raise SpecError(f"This job is not possible: {problem}.")
     return rules

@@ -29,6 +29,7 @@ from dlrover_run.features.node_check.decision.model import (
 from dlrover_run.features.node_check.decision.rules import CHECK_ONCE, HealthRules
 from dlrover_run.features.node_check.node.health_check import PRELOAD, HealthCheckRunner
 from dlrover_run.processes import tree
+from dlrover_run.rendezvous import kinds
 from dlrover_run.spec import Entrypoint, JobSpec
 from dlrover_run.workers.starter import Starter
 
@@ -53,8 +54,9 @@ async def check(workers: int) -> None:
     """Check this node once, and report the end of each step."""
     entrypoint = Entrypoint("script", __file__, python=sys.executable)
     rules = JobRules(parts=(HealthRules(check=CHECK_ONCE),))
+    place = kinds.Master("127.0.0.1", 1)
     spec = JobSpec(
-        entrypoint, "check-cost", workers, rules, backend="master", start_method="forkserver", preload=PRELOAD
+        entrypoint, "check-cost", workers, rules, rendezvous=place, start_method="forkserver", preload=PRELOAD
     )
     starter = Starter(spec, print)
     changed = asyncio.Event()

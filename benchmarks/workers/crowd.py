@@ -26,7 +26,8 @@ from reporting import report
 from dlrover_run.agent.node_state import NodeState
 from dlrover_run.coordination.model import NodePhase
 from dlrover_run.coordination.rules import JobRules
-from dlrover_run.spec import Entrypoint, EtcdSpec, JobSpec, MasterSpec
+from dlrover_run.rendezvous import kinds
+from dlrover_run.spec import Entrypoint, JobSpec
 
 JOB = "benchmark"
 WORKERS_PER_NODE = 8
@@ -65,15 +66,14 @@ class Node:
             run_id=JOB,
             workers_per_node=WORKERS_PER_NODE,
             rules=rules,
-            backend="master",
-            master=MasterSpec(host, int(port), is_host=False),
+            rendezvous=kinds.Master(host, int(port), is_host=False),
             node_id=f"node{number}",
             local_addr="127.0.0.1",
         )
         if KIND == "etcd":
             # As on the command line: the end of a lease is the loss of its node.
             rules = msgspec.structs.replace(rules, lost_after=0.0)
-            spec = msgspec.structs.replace(spec, backend="etcd", etcd=EtcdSpec(((host, int(port)),)), rules=rules)
+            spec = msgspec.structs.replace(spec, rendezvous=kinds.Store(((host, int(port)),)), rules=rules)
         self._spec = spec
         self._state = NodeState(spec)
 

@@ -39,6 +39,7 @@ from dlrover_run.output.run_directory import RunDir
 from dlrover_run.processes import tree
 from dlrover_run.processes.orphans import OrphanKiller
 from dlrover_run.processes.process import StuckProcess
+from dlrover_run.rendezvous import backends
 from dlrover_run.rendezvous.client import OnChange, RendezvousClient
 from dlrover_run.spec import JobSpec, SpecError
 from dlrover_run.workers.environment import requeue_count
@@ -78,7 +79,7 @@ class Agent:
     ) -> None:
         self._kept_events = events
         self._ledger: LiveLedger | None = None
-        if job.backend in REFRESH_INTERVAL:
+        if job.rendezvous.coordinated:
             events = self._ledger = LiveLedger(log_opened(job), events)
         self._resources = ResourceMonitor(events)
         events = self._resources
@@ -125,7 +126,7 @@ class Agent:
             self._resources.sample,
         )
         # Of a job of one node this agent is asked, which reads the pages then; only stalls have to be noted before.
-        refresh = REFRESH_INTERVAL.get(job.backend, None if job.stall_action == "off" else REFRESH_INTERVAL["master"])
+        refresh = backends.of(job.rendezvous).refresh or (None if job.stall_action == "off" else REFRESH_INTERVAL)
         self._activity = None if refresh is None else ActivityReport(refresh)
         listens = self._kept_events is not NO_EVENTS or self._activity is not None
         self._progress = ProgressSampler(self._adapter.progress, self._on_sample if listens else None)
@@ -339,7 +340,7 @@ class Agent:
 
     def _print_job_line(self, line: str) -> None:
         # A node that leaves, and is the only one, ends its job: no other node waits for the room that it leaves.
-        if not (self._shutdown.wanted and self._job.backend == "memory"):
+        if not (self._shutdown.wanted and self._job.rendezvous.alone):
             self._console.info(line)
 
     def _on_stop_signal(self, number: signal.Signals, for_tasks: signal.Signals, delivered_at: float | None) -> None:

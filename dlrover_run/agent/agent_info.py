@@ -10,7 +10,6 @@ from dlrover_run.agent.host import launcher_pid
 from dlrover_run.agent.node_state import NodeState
 from dlrover_run.features.operate.protocol import MAX_SCRIPT, AgentInfo
 from dlrover_run.spec import JobSpec
-from dlrover_run.transport.addresses import join_address
 
 
 def agent_info(job: JobSpec, node: NodeState, log: str, began: float) -> AgentInfo:
@@ -18,14 +17,14 @@ def agent_info(job: JobSpec, node: NodeState, log: str, began: float) -> AgentIn
     return AgentInfo(
         job=job.display_name,
         program=job.rules.program,
-        backend=job.backend,
+        backend=job.rendezvous.backend,
         host=node.host,
         node_id=node.node_id,
         pid=os.getpid(),
         launcher=launcher_pid(job),
         script=_script(job),
         seconds=round(time.monotonic() - began, 3),
-        endpoint=job.endpoint if job.master is None else join_address(job.master.host, job.master.port),
+        endpoint=job.rendezvous.endpoint or job.endpoint,
         log=log,
     )
 

@@ -15,23 +15,18 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from dlrover_run.command_line import values
-from dlrover_run.command_line.flags import STATIC_ADDRESS
 from dlrover_run.command_line.parse import CommandLine
 from dlrover_run.command_line.program import Program
-from dlrover_run.command_line.rendezvous_options import (
-    ETCD_BACKENDS,
-    MASTER_BACKENDS,
-    MASTER_VARIABLE,
-    Rendezvous,
-    RendezvousArgs,
-)
+from dlrover_run.command_line.rendezvous import MASTER_VARIABLE, USUAL, Rendezvous, RendezvousArgs
 from dlrover_run.command_line.sources import FlagValues
 from dlrover_run.coordination.rules import MAX_NODES
 from dlrover_run.environment.detect import detect
 from dlrover_run.environment.host_list import find_host, short
 from dlrover_run.environment.records import Context, Contradiction, Detected, Unstarted
+from dlrover_run.rendezvous import backends
 from dlrover_run.spec import FlagValue, SpecError
-from dlrover_run.transport.addresses import Address, is_local_address, join_address
+from dlrover_run.transport.addresses import Address, is_local_address
+from dlrover_run.words.text import join_address
 
 _MAX_FILE = 16 * 1024 * 1024
 """Bytes of a host file that are read: more than `MAX_HOSTS` hosts."""
@@ -199,26 +194,26 @@ def complete(args: RendezvousArgs, found: Detected, flags: FlagValues, context: 
     if found.run_id and flags.explicit("rdzv_id") is None:
         args = args._replace(run_id=found.run_id)
     endpoint = args.endpoint if args.endpoint.text.strip() else None
-    backend = args.backend.text if args.backend else None
+    backend = backends.by_word(args.backend.text) if args.backend else None
     by_address = endpoint is not None or args.master_addr is not None or args.master_port is not None
-    if backend == "static" or (backend is None and by_address):
+    if backend.kind.ranked if backend else args.backend is None and by_address:
         return _complete_static(args, found, endpoint)
     if args.node_rank is None and found.node_rank and args.preferred_rank is None:
         args = args._replace(node_rank=found.node_rank)
-    if backend in ETCD_BACKENDS:
+    if backend and backend.kind.leased:
         return args
     variable = args.environ.get(MASTER_VARIABLE, "").strip()
     if endpoint or variable or args.master_addr:
         given = endpoint or args.master_addr or FlagValue(MASTER_VARIABLE, variable)
         _refuse_own_host(given, args, found, context)
         return args
-    if backend is not None and backend not in MASTER_BACKENDS:
+    if args.backend and not (backend and backend.kind.hosted):
         return args
     if found.host is None:
         raise SpecError(f"{found.title} does not say where its nodes meet: {found.no_host}.")
     port = found.port if args.master_port is None else args.master_port
     return args._replace(
-        backend=args.backend or FlagValue("--cluster", MASTER_BACKENDS[0]),
+        backend=args.backend or FlagValue("--cluster", USUAL),
         endpoint=FlagValue(found.host.source, join_address(found.host.text, port)),
         is_host=found.first,
         hosts=found.hosts if found.hosts[:1] == (found.host.text,) else (),
@@ -289,25 +284,11 @@ def describe(
     parts = [f"{nodes.text} node{'s' * (nodes.text != '1')} ({nodes.source})", hosted]
     if rank := args.preferred_rank:
         parts.append(f"node rank {rank.text} ({rank.source})")
-    variable = FlagValue(MASTER_VARIABLE, args.environ.get(MASTER_VARIABLE, ""))
-    if rendezvous.store:
-        default = FlagValue("default of --master-addr", STATIC_ADDRESS)
-        parts.append(
-            f"node 0 at {join_address(*rendezvous.store)} ({_given(args.endpoint, args.master_addr, default)})"
-        )
-    elif rendezvous.master:
-        master = join_address(rendezvous.master.host, rendezvous.master.port)
-        parts.append(f"master at {master} ({_given(args.endpoint, variable, args.master_addr)})")
-    elif rendezvous.etcd:
-        parts.append(f"etcd at {args.endpoint.text} ({args.endpoint.source})")
-    if rendezvous.backend != "memory":
+    if rendezvous.met:
+        parts.append(f"{rendezvous.met.text} ({rendezvous.met.source})")
+    if not rendezvous.place.alone:
         parts.append(f"rdzv-id {rendezvous.run_id} ({source_of(args.run_id, flags, 'rdzv_id')})")
     return f"{found.title}: {', '.join(parts)}."
-
-
-def _given(*places: FlagValue | None) -> str:
-    """Where the first of these places that is given is from."""
-    return next(place.source for place in places if place and place.text.strip())
 
 
 def wanted_of(flags: FlagValues, environ: Mapping[str, str], *, local: FlagValue | None) -> Wanted:

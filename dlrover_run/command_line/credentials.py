@@ -12,7 +12,8 @@ from typing import cast
 
 from dlrover_run.command_line import lookup, values
 from dlrover_run.command_line.rdzv_conf import RdzvConf
-from dlrover_run.spec import FlagValue, SpecError, TlsSpec
+from dlrover_run.rendezvous import kinds
+from dlrover_run.spec import FlagValue, SpecError
 
 TOKEN_VARIABLE = "DLROVER_RDZV_TOKEN"
 TOKEN_FILE_VARIABLE = "DLROVER_RDZV_TOKEN_FILE"
@@ -132,7 +133,7 @@ def _checked(kind: str, where: str, text: str) -> str:
     return secret
 
 
-def read_tls(conf: RdzvConf, names: tuple[str, str, str]) -> TlsSpec | None:
+def read_tls(conf: RdzvConf, names: tuple[str, str, str]) -> kinds.TlsSpec | None:
     """The TLS files that the keys of these names give (`MASTER_TLS`, `ETCD_TLS`), by their absolute paths; None if none
     is given."""
     ca, cert, key = files = [cast("FlagValue | None", getattr(conf, name)) for name in names]
@@ -142,7 +143,7 @@ def read_tls(conf: RdzvConf, names: tuple[str, str, str]) -> TlsSpec | None:
         alone, missing = (cert, names[2]) if cert else (key, names[1])
         assert alone is not None
         raise values.invalid(*alone, f"requires a {missing}", f"give {missing} too")
-    return TlsSpec(
+    return kinds.TlsSpec(
         ca=ca and _pem(ca, b"CERTIFICATE-----", "a certificate"),
         cert=cert and _pem(cert, b"CERTIFICATE-----", "a certificate"),
         key=key and _pem(key, b"PRIVATE KEY-----", "a private key"),

@@ -13,7 +13,7 @@ from dlrover_run.spec import FlagValue
 
 if TYPE_CHECKING:
     from dlrover_run.command_line.rdzv_conf import RdzvConf
-    from dlrover_run.command_line.rendezvous_options import Rendezvous
+    from dlrover_run.command_line.rendezvous import Rendezvous
     from dlrover_run.command_line.sources import FlagValues
 
 

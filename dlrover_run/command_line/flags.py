@@ -20,11 +20,11 @@ from dlrover_run.command_line.flag import (
 )
 from dlrover_run.command_line.values import WORKER_COUNTS
 from dlrover_run.features.flags import FEATURES
+from dlrover_run.rendezvous import backends
 
 START_METHODS = ("spawn", "fork", "forkserver")
 EVENT_LOGS = ("null", "console")
 NUMA_BINDINGS = ("node", "socket", "exclusive", "core-complex")
-BACKENDS = ("static", "c10d", "master", "etcd")
 EXIT_SCHEMES = ("precise", "torchrun", "kubernetes")
 CLUSTERS = ("auto", "none", "slurm", "kubernetes", "mpi", "lsf", "pbs", "sagemaker", "vertex")
 
@@ -71,7 +71,7 @@ CORE: tuple[Flag, ...] = (
     Flag("rdzv-backend", RENDEZVOUS,
         "How nodes find each other: [b]static[/], by ranks and addresses that you give; [b]c10d[/] or [b]master[/] "
         "(the same), through a master at the endpoint; [b]etcd[/], through an etcd (v3). One node needs none.",
-        "NAME", "static", choices=BACKENDS),
+        "NAME", "static", choices=backends.words()),
     Flag("rdzv-endpoint", RENDEZVOUS,
         "Address of the rendezvous: one of the nodes, a separate master, or the members of an etcd; IPv6 addresses in "
         "brackets [dim](port 29400, etcd 2379; DLROVER_MASTER_ADDR)[/].",

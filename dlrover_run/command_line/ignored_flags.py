@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from dlrover_run.command_line import credentials, rdzv_conf
-from dlrover_run.command_line.rdzv_conf import Key, RdzvConf
-from dlrover_run.command_line.rendezvous_options import LOCAL_MASTER, MASTER_VARIABLE, Rendezvous
+from dlrover_run.command_line.rdzv_conf import Key, RdzvConf, Scope
+from dlrover_run.command_line.rendezvous import LOCAL_MASTER, MASTER_VARIABLE, Rendezvous
 from dlrover_run.command_line.sources import FlagValues
 from dlrover_run.command_line.suggestions import closest
 from dlrover_run.coordination.parts import applies
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.features.flags import FEATURES
+from dlrover_run.rendezvous import backends
 from dlrover_run.spec import JobSpec
 
 _PASSWORD_INSTEAD_OF_TOKEN = {
     credentials.TOKEN_VARIABLE: credentials.PASSWORD_VARIABLE,
     credentials.TOKEN_FILE_VARIABLE: credentials.PASSWORD_FILE_VARIABLE,
 }
-_BACKENDS = {"nodes": "c10d (or etcd)", "master": "c10d", "etcd": "etcd"}
 _OWN_MASTER = "has no effect with --local-nodes, which starts its own master."
 
 
@@ -34,26 +34,30 @@ def rendezvous_warnings(
         if warning := _key_warning(key, rendezvous):
             yield warning
     if spares_given and not rendezvous.coordinated:
-        yield _requires("--spares", "nodes")
-    if rendezvous.backend == "etcd":
+        yield _requires("--spares", "coordinated")
+    if rendezvous.place.leased:
         for name, instead in _PASSWORD_INSTEAD_OF_TOKEN.items():
             if environ.get(name):
-                yield f"{name} has no effect with etcd: give --rdzv-conf user=NAME and set {instead} instead."
+                store = rendezvous.place.backend
+                yield f"{name} has no effect with {store}: give --rdzv-conf user=NAME and set {instead} instead."
 
 
 def _key_warning(key: Key, rendezvous: Rendezvous) -> str:
     what = f"{key.name} of --rdzv-conf"
-    if rendezvous.master is LOCAL_MASTER and (key.scope == "master" or key.name == "is_host"):
+    if rendezvous.place is LOCAL_MASTER and (key.scope == "hosted" or key.name == "is_host"):
         return f"{what} {_OWN_MASTER}"
-    if rendezvous.backend == "etcd" and key.instead_in_etcd:
-        return f"{what} has no effect with etcd: {key.instead_in_etcd}."
-    if key.scope in ("any", rendezvous.backend) or (key.scope == "nodes" and rendezvous.coordinated):
+    if rendezvous.place.leased and key.instead_in_store:
+        store = rendezvous.place.backend
+        return f"{what} has no effect with {store}: {key.instead_in_store.replace('{store}', store)}."
+    if key.scope == "any" or getattr(rendezvous.place, key.scope):
         return ""
     return _requires(what, key.scope)
 
 
-def _requires(what: str, scope: str) -> str:
-    return f"{what} has no effect: it requires several nodes, --rdzv-backend={_BACKENDS[scope]} and --rdzv-endpoint."
+def _requires(what: str, scope: Scope) -> str:
+    first, *others = [row.words[0] for row in backends.TABLE if getattr(row.kind, scope)]
+    which = f"{first} (or {', '.join(others)})" if others else first
+    return f"{what} has no effect: it requires several nodes, --rdzv-backend={which} and --rdzv-endpoint."
 
 
 def unmet_needs(flags: FlagValues, rules: JobRules) -> Iterator[str]:
@@ -113,7 +117,7 @@ def _local_node_warnings(flags: FlagValues, spec: JobSpec, environ: Mapping[str,
     local = flags.explicit("local_nodes")
     if local is None or spec.local is None:
         return
-    if spec.backend == "master":
+    if spec.rendezvous.hosted:
         endpoint = flags.explicit("rdzv_endpoint")
         if endpoint and endpoint.text.strip():
             yield f"{endpoint.source} {_OWN_MASTER}"

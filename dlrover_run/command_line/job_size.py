@@ -9,9 +9,9 @@ from msgspec.structs import replace
 
 from dlrover_run.command_line import lookup, values
 from dlrover_run.command_line.rdzv_conf import RdzvConf
-from dlrover_run.command_line.rendezvous_options import ETCD_BACKENDS
 from dlrover_run.command_line.sources import FlagValues
 from dlrover_run.coordination.rules import MAX_NODES, JobRules
+from dlrover_run.rendezvous import backends
 from dlrover_run.spec import Entrypoint, FlagValue, LocalSpec, SpecError
 from dlrover_run.words.text import counted
 
@@ -125,7 +125,8 @@ def _refuse_excluded_flags(flags: FlagValues, *, isolated: bool) -> None:
             f"{address.source} gives one address, and --isolate-nodes gives each node its own: leave one out."
         )
     backend = flags.explicit("rdzv_backend")
-    if backend and backend.text in ETCD_BACKENDS:
+    row = backends.by_word(backend.text) if backend else None
+    if backend and row and row.kind.leased:
         raise SpecError(
             f"{backend.source} {backend.text} cannot be reached by nodes of --isolate-nodes: leave one out."
         )

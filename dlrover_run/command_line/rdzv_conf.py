@@ -15,7 +15,8 @@ from msgspec.structs import replace
 
 from dlrover_run.command_line import values
 from dlrover_run.coordination.rules import JobRules
-from dlrover_run.spec import EtcdSpec, FlagValue, SpecError
+from dlrover_run.rendezvous import kinds
+from dlrover_run.spec import FlagValue, SpecError
 
 MAX_COUNT = 1_000_000
 """The highest value of a count: more than any job uses."""
@@ -25,6 +26,9 @@ MAX_PREFIX_LENGTH = 255
 
 _TRUE_WORDS = ("1", "true", "t", "yes", "y")
 _FALSE_WORDS = ("0", "false", "f", "no", "n")
+
+
+Scope = Literal["any", "coordinated", "hosted", "leased"]
 
 
 class RdzvConf(NamedTuple):
@@ -66,16 +70,17 @@ class Key(NamedTuple):
     `parse` turns the text into a value or raises SpecError. `help` is empty for an alias and for a key of torchrun that
     has no effect here. A key sets the field of `JobRules` or `RdzvConf` with its name or its `alias`. `scope` is where
     a key has an effect: in any job, in a job whose nodes communicate, or only with a master or etcd; a key that
-    torchrun has too is "any", so that it is never warned about. `instead_in_etcd` is what to do instead of a key that
-    has no effect with etcd.
+    torchrun has too is "any", so that it is never warned about. `instead_in_store` is what to do instead of a key that
+    has no effect in a store, which is `{store}`
+    there.
     """
 
     name: str
     parse: Callable[[str, str], Any]
     help: str = ""
-    scope: Literal["any", "nodes", "master", "etcd"] = "any"
+    scope: Scope = "any"
     alias: str = ""
-    instead_in_etcd: str = ""
+    instead_in_store: str = ""
 
     @property
     def field(self) -> str:
@@ -172,23 +177,23 @@ _RULES = frozenset(
 TABLE: tuple[Key, ...] = (
     Key("join_timeout", _time_above_zero, "Seconds to wait for MIN nodes at the start"),
     Key("last_call_timeout", _time_above_zero, "Seconds without a new node until fewer than MAX nodes start"),
-    Key("pend_timeout", _time, "Seconds to wait for other nodes when fewer than MIN are left", scope="nodes"),
+    Key("pend_timeout", _time, "Seconds to wait for other nodes when fewer than MIN are left", scope="coordinated"),
     Key("lost_after", _time,
         "Seconds from the end of a node's connection (1) or lease (0) until the node is declared lost",
-        scope="nodes"),
+        scope="coordinated"),
     Key("scale_up_delay", _time,
         "Seconds from when a new node is ready until the job includes it and those that came meanwhile",
-        scope="nodes"),
+        scope="coordinated"),
     Key("scale_wait", _time,
         "Seconds for which new nodes and drains wait at most for the next checkpoint of a job that marks them",
-        scope="nodes"),
+        scope="coordinated"),
     Key("cut_off_timeout", _time,
         "Seconds without an answer of the master or etcd and of all other nodes after which a node ends, so that it "
         "can be replaced; 0 for never",
-        scope="nodes"),
+        scope="coordinated"),
     Key("master_timeout", _time_above_zero,
         "Seconds after which a node without running workers gives up a master that it had reached before",
-        scope="master"),
+        scope="hosted"),
     Key("restart_window", _time, "Seconds in which --max-restarts counts; 0 counts over the whole job"),
     Key("keep_alive_interval", _time_above_zero, "Seconds between two heartbeats of a node"),
     Key("keep_alive_max_attempt", _count_above_zero,
@@ -198,24 +203,24 @@ TABLE: tuple[Key, ...] = (
         "Failures in a row before any worker got to work, after which the job stops; 0 for no limit"),
     Key("check_timeout", _time_above_zero,
         "Seconds for a round of --network-check, after which a node that did not answer has failed"),
-    *(Key(AUTOSCALE + name, parse, f"For --autoscale: {help[0].lower()}{help[1:]}", scope="nodes")
+    *(Key(AUTOSCALE + name, parse, f"For --autoscale: {help[0].lower()}{help[1:]}", scope="coordinated")
       for name, parse, help in _AUTOSCALE_KEYS),
     Key("is_host", _yes_or_no, "1 if this node runs the master, 0 if not; by default the endpoint's address decides"),
-    Key("auth", _auth, "auto, or required to refuse to run without credentials", scope="nodes"),
+    Key("auth", _auth, "auto, or required to refuse to run without credentials", scope="coordinated"),
     Key("bind", values.host,
         "The address on which a master on this node listens, by default the endpoint's",
-        scope="master", instead_in_etcd="no node listens there"),
+        scope="hosted", instead_in_store="no node listens there"),
     Key("state_dir", FlagValue,
         "Directory in which a master on this node keeps its journal",
-        scope="master", instead_in_etcd="etcd itself stores the state of the job"),
+        scope="hosted", instead_in_store="{store} itself stores the state of the job"),
     Key("web", _web,
         "[HOST:]PORT where a master on this node serves /metrics and the status over HTTP; loopback without HOST",
-        scope="master", instead_in_etcd="ask `status` for what it would serve"),
+        scope="hosted", instead_in_store="ask `status` for what it would serve"),
     Key("token_file", FlagValue,
         "File with the job's token, else DLROVER_RDZV_TOKEN or DLROVER_RDZV_TOKEN_FILE",
-        scope="master", instead_in_etcd="give user and password_file instead"),
+        scope="hosted", instead_in_store="give user and password_file instead"),
     *(
-        Key(name, FlagValue, help, scope="master", instead_in_etcd=f"give {instead} instead")
+        Key(name, FlagValue, help, scope="hosted", instead_in_store=f"give {instead} instead")
         for name, help, instead in (
             ("tls_ca", "For a master: file (PEM) with the authority that signed the peer's certificate", "cacert"),
             ("tls_cert", "For a master: file (PEM) with this node's certificate", "cert"),
@@ -226,11 +231,11 @@ TABLE: tuple[Key, ...] = (
     Key("cacert", FlagValue, "For etcd: file (PEM) with the authority of its certificate, else the system's"),
     Key("cert", FlagValue, "For etcd: file (PEM) with this node's certificate"),
     Key("key", FlagValue, "For etcd: file (PEM) with the private key of cert"),
-    Key("user", _user, "For etcd: the user name of this node", scope="etcd"),
+    Key("user", _user, "For etcd: the user name of this node", scope="leased"),
     Key("password_file", FlagValue,
         "For etcd: file with the password, else DLROVER_ETCD_PASSWORD or DLROVER_ETCD_PASSWORD_FILE",
-        scope="etcd"),
-    Key("prefix", _prefix, f"For etcd: the path of all keys, else {EtcdSpec.prefix}", scope="etcd"),
+        scope="leased"),
+    Key("prefix", _prefix, f"For etcd: the path of all keys, else {kinds.DEFAULT_PREFIX}", scope="leased"),
     *(Key(name, FlagValue, alias=alias) for name, alias in (("ca_cert", "cacert"), ("ssl_cert", "cert"))),
     Key("ssl_cert_key", FlagValue, alias="key"),
     Key("etcd_prefix", _prefix, alias="prefix"),

@@ -17,9 +17,6 @@ from dlrover_run.words.text import join_words
 WORKER_COUNTS = ("auto", "gpu", "cpu", "xpu")
 """The words for a number of workers that is counted."""
 
-STATIC_PORT = 29500
-"""The default port of the store for static rendezvous, as in torchrun."""
-
 MAX_PORT = 65535
 
 MAX_INTEGER = 2**31 - 1

@@ -7,8 +7,7 @@ import math
 from dlrover_run.console.text import format_duration
 from dlrover_run.coordination.model import RankAssignment
 from dlrover_run.spec import LogSpec
-from dlrover_run.transport.addresses import join_address
-from dlrover_run.words.text import counted
+from dlrover_run.words.text import counted, join_address
 
 
 def render_restart(reason: str, attempt: int, of: int, after_seconds: float, window: float = 0.0) -> str:

@@ -25,8 +25,10 @@ from dlrover_run.coordination.quorum import LostMaster
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.master.server import IdleShutdown
 from dlrover_run.processes import event_loop, signals, title, tree
-from dlrover_run.spec import FlagValue, SpecError, TlsSpec
-from dlrover_run.transport.addresses import Address, bind_error, join_address
+from dlrover_run.rendezvous import kinds
+from dlrover_run.spec import FlagValue, SpecError
+from dlrover_run.transport.addresses import Address, bind_error
+from dlrover_run.words.text import join_address
 
 if TYPE_CHECKING:
     from dlrover_run.features.operate.web.server import WebServer
@@ -53,7 +55,7 @@ class Options:
     idle_timeout: float | None = None
     web: tuple[str, int] | None = None
     token: str = field(default="", repr=False)
-    tls: TlsSpec | None = None
+    tls: kinds.TlsSpec | None = None
     ready_fd: int = -1
     report_fd: int = -1
     parent_pipe_fd: int = -1
@@ -355,7 +357,7 @@ async def _start_web(jobs: Jobs, options: Options, address: tuple[str, int]) -> 
     return web
 
 
-def _server_credentials(grpc: Any, files: TlsSpec) -> Any:
+def _server_credentials(grpc: Any, files: kinds.TlsSpec) -> Any:
     import ssl
 
     assert files.cert is not None, "a master without a certificate has no TLS"

@@ -28,7 +28,8 @@ from torch.distributed.elastic.utils.logging import get_logger
 
 from dlrover_run import cli
 from dlrover_run.agent.host import display_name
-from dlrover_run.command_line import credentials, rendezvous_options
+from dlrover_run.command_line import credentials
+from dlrover_run.command_line.rendezvous import ID_VARIABLES, MASTER_VARIABLE, RANK_VARIABLES
 from dlrover_run.coordination.model import OVER, Failure, NodePhase, PlanPhase, RankAssignment
 from dlrover_run.launch_config import LaunchConfig
 from dlrover_run.spec import JobSpec, SpecError
@@ -195,9 +196,9 @@ RESTARTS = 1_000_000
 """Restarts of the job: unlimited, because each torchrun counts its own restarts and leaves after the last one."""
 
 _VARIABLES = (
-    *rendezvous_options.RANK_VARIABLES,
-    *rendezvous_options.ID_VARIABLES,
-    rendezvous_options.MASTER_VARIABLE,
+    *RANK_VARIABLES,
+    *ID_VARIABLES,
+    MASTER_VARIABLE,
     *credentials.VARIABLES,
 )
 

@@ -10,6 +10,7 @@ import threading
 from typing import NamedTuple
 
 from dlrover_run.processes import signals
+from dlrover_run.words.text import join_address
 
 RESOLVE_TIMEOUT = 10.0
 """Seconds to resolve a host name. After this the connection attempt has failed; the next one resolves again."""
@@ -17,11 +18,6 @@ RESOLVE_TIMEOUT = 10.0
 
 class UnresolvedHost(Exception):
     """A host name without an address; the message is a clause."""
-
-
-def join_address(host: str, port: int) -> str:
-    """HOST:PORT, with brackets around an IPv6 address."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 class Address(NamedTuple):

@@ -16,7 +16,7 @@ import secrets
 import ssl
 from pathlib import Path
 
-from dlrover_run.spec import TlsSpec
+from dlrover_run.rendezvous import kinds
 from dlrover_run.transport.messages import Hello
 
 _CA_BUNDLES = (
@@ -57,12 +57,12 @@ class TlsFileError(Exception):
     """A TLS file that cannot be read now; the message is a clause. A file that is being renewed may be back soon."""
 
 
-def read_tls_files(tls: TlsSpec) -> tuple[bytes | None, bytes | None, bytes | None]:
+def read_tls_files(tls: kinds.TlsSpec) -> tuple[bytes | None, bytes | None, bytes | None]:
     """The arguments of `grpc.ssl_channel_credentials`: CA, key and certificate. Raises TlsFileError."""
     return _read(find_ca_file(tls)), _read(tls.key), _read(tls.cert)
 
 
-def find_ca_file(tls: TlsSpec) -> str | None:
+def find_ca_file(tls: kinds.TlsSpec) -> str | None:
     """The file with the authorities that may sign a server's certificate; None where the system has none.
 
     Without a file gRPC trusts a list of its own, which lacks authorities that an administrator has added.

@@ -11,10 +11,11 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any, Protocol
 
-from dlrover_run.spec import MasterSpec
+from dlrover_run.rendezvous import kinds
 from dlrover_run.transport import auth, grpc_errors, grpc_setup, messages
-from dlrover_run.transport.addresses import Address, join_address
+from dlrover_run.transport.addresses import Address
 from dlrover_run.transport.grpc_errors import ConnectionProblem, ServerKind
+from dlrover_run.words.text import join_address
 
 MASTER = ServerKind("a master", "master", "tls_ca", "tls_ca", "tls_cert", "tls_key")
 
@@ -51,14 +52,14 @@ class Connection(Protocol):
 class Connect(Protocol):
     """Opens a connection to the master at addresses of one family. Raises ConnectionLost."""
 
-    def __call__(self, spec: MasterSpec, addresses: Sequence[Address]) -> Connection: ...
+    def __call__(self, spec: kinds.Master, addresses: Sequence[Address]) -> Connection: ...
 
 
 class GrpcConnection:
     """A node's side, as one stream of gRPC on a channel of its own. Raises ConnectionLost for an unreadable TLS
     file."""
 
-    def __init__(self, spec: MasterSpec, addresses: Sequence[Address]) -> None:
+    def __init__(self, spec: kinds.Master, addresses: Sequence[Address]) -> None:
         grpc = grpc_setup.load_grpc()
         self._failed: type[Exception] = grpc.aio.AioRpcError
         self._encrypted = spec.tls is not None

@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from dlrover_run.processes import signals
-from dlrover_run.spec import TlsSpec
+from dlrover_run.rendezvous import kinds
 from dlrover_run.transport import auth
 from dlrover_run.transport.addresses import Address
 from dlrover_run.transport.messages import MAX_MASTER_MESSAGE, MAX_NODE_MESSAGE
@@ -93,7 +93,7 @@ def load_grpc() -> ModuleType:
     return module
 
 
-def open_channel(addresses: Sequence[Address], authority: str, tls: TlsSpec | None, options: Options) -> Any:
+def open_channel(addresses: Sequence[Address], authority: str, tls: kinds.TlsSpec | None, options: Options) -> Any:
     """Open a channel to the addresses, which are of one family. Raises auth.TlsFileError.
 
     `authority` is the endpoint as the user wrote it: TLS compares the certificate with that, not with the address.

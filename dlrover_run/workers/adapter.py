@@ -61,7 +61,7 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
         self._orphans = services.orphans
         console = services.console
         self.starter = Starter(spec, console.info, ours=[PACKAGE])
-        if spec.backend in ("master", "etcd"):
+        if spec.rendezvous.coordinated:
             # Ranks may be assigned at any moment.
             self.starter.prestart(os.environ, services.wake)
         self._plugin: LogsSpecsClient | None = None
@@ -219,7 +219,7 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
         if self._round is not None:
             await self._round.collect_exit_info(None)
             ends, returned = self._round.ends, self._round.results()
-            if self._spec.backend == "static" and not self._shutdown.wanted:
+            if self._spec.rendezvous.ranked and not self._shutdown.wanted:
                 await self._stores.end_static(self._round.ranks, succeeded)
             self._close_round(self._round)
         results = worker_results(assignment, self._node_state.ranks, ends, succeeded, returned)
@@ -392,7 +392,7 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
         return not (self._ends or self._shutdown.wanted) and self._node_state.round == ranks.key
 
     def _end_orphans(self) -> None:
-        if self._spec.backend == "static":
+        if self._spec.rendezvous.ranked:
             # The next round needs the same port, on which a child of the ended rank 0 may still listen.
             self._orphans.end_now()
         elif holders.is_present() and self._orphans.any_orphan(holders.holds_device):

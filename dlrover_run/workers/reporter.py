@@ -64,7 +64,7 @@ class ProgressReporter:
         self._place = place
         if not self._spec.single_node and (self._verbose or ranks.node_rank == 0 or not is_same):
             self._console.info(rounds.render_rank_assignment(ranks))
-        has_peers = self._spec.backend in ("master", "etcd")
+        has_peers = self._spec.rendezvous.coordinated
         if self._verbose or (has_peers and ranks.node_rank == 0 and is_first):
             self._console.info(rounds.render_rendezvous(ranks, self._spec.event_log))
 
@@ -128,7 +128,7 @@ class EventLog:
                 "hostname": host_name(),
                 "state": state,
                 "total_run_time": int(time.monotonic() - self._started),
-                "rdzv_backend": self._spec.backend,
+                "rdzv_backend": self._spec.rendezvous.backend,
                 "raw_error": reason if state == "FAILED" else None,
                 "agent_restarts": restarts,
             },

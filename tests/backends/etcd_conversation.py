@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 from etcd_server import PASSWORD, Etcd
 from harness import WAIT
 
-from dlrover_run.spec import EtcdSpec, TlsSpec
-from dlrover_run.store.etcd.operations import Absent, Change, Get, Put, Range, Txn, TxnResult
+from dlrover_run.rendezvous import kinds
 from dlrover_run.store.etcd.store import EtcdStore, EtcdWatch
+from dlrover_run.store.operations import Absent, Change, Get, Put, Range, Txn, TxnResult
 
 ALL = Range("/", prefix=True)
 
@@ -25,7 +25,7 @@ RENEW_TIMEOUT = 3.0
 Answer = TypeVar("Answer")
 
 
-def talk(spec: EtcdSpec, conversation: Callable[[EtcdStore], Awaitable[Answer]]) -> Answer:
+def talk(spec: kinds.Store, conversation: Callable[[EtcdStore], Awaitable[Answer]]) -> Answer:
     """Run `conversation` with a client that tries the first endpoint first."""
 
     async def whole() -> Answer:
@@ -92,15 +92,15 @@ async def hold(client: EtcdStore) -> None:
     await client.revoke(lease)
 
 
-def known(etcd: Etcd, **changes: Any) -> EtcdSpec:
+def known(etcd: Etcd, **changes: Any) -> kinds.Store:
     """The endpoints with the user that `Etcd.demand_users` creates."""
-    return EtcdSpec(etcd.places, **{"user": "trainer", "password": PASSWORD, **changes})
+    return kinds.Store(etcd.places, **{"user": "trainer", "password": PASSWORD, **changes})
 
 
-def files(folder: Path, ca: str | None = "ca", name: str | None = "client", key: str | None = None) -> TlsSpec:
+def files(folder: Path, ca: str | None = "ca", name: str | None = "client", key: str | None = None) -> kinds.TlsSpec:
     """The TLS options for the files in a folder, by their names without an extension."""
     cert = None if name is None else str(folder / f"{name}.pem")
-    return TlsSpec(
+    return kinds.TlsSpec(
         None if ca is None else str(folder / f"{ca}.pem"),
         cert,
         None if name is None else str(folder / f"{key or name}.key"),

@@ -20,12 +20,13 @@ from rendezvous_backends import EtcdBackend
 
 from dlrover_run.coordination.model import NodeReport
 from dlrover_run.coordination.rules import RESULT_RETENTION
+from dlrover_run.rendezvous import kinds
 from dlrover_run.rendezvous.kv import client as etcd_client
-from dlrover_run.rendezvous.kv.client import EtcdClient
+from dlrover_run.rendezvous.kv.client import StoreClient
 from dlrover_run.rendezvous.kv.records import Keys, decode_record
-from dlrover_run.spec import Entrypoint, EtcdSpec, JobSpec
-from dlrover_run.store.etcd.operations import Range
+from dlrover_run.spec import Entrypoint, JobSpec
 from dlrover_run.store.etcd.store import EtcdStore
+from dlrover_run.store.operations import Range
 from dlrover_run.transport.addresses import Address, UnresolvedHost
 
 
@@ -75,13 +76,13 @@ def test_a_machine_that_is_an_etcd_member_too_advertises_no_loopback(
     routes = {"127.0.1.1": "127.0.0.1", "192.0.2.9": "192.0.2.2"}
     monkeypatch.setattr(etcd_client, "route_source", lambda address: routes.get(address.host))
     run_id = "-".join(names)
-    members = EtcdSpec(tuple((name, 2379) for name in names))
-    spec = JobSpec(entrypoint=Entrypoint("script", "train.py"), run_id=run_id, backend="etcd", etcd=members)
+    members = kinds.Store(tuple((name, 2379) for name in names))
+    spec = JobSpec(entrypoint=Entrypoint("script", "train.py"), run_id=run_id, rendezvous=members)
 
     async def join() -> NodeReport:
-        watching = EtcdStore(EtcdSpec(shared_etcd.places), RENEW_TIMEOUT)
-        client = EtcdClient(spec, lambda: None, print, EtcdStore(EtcdSpec(shared_etcd.places), RENEW_TIMEOUT))
-        async with watching.watch([Range(Keys(EtcdSpec.prefix, run_id).node("n"))]) as watch:
+        watching = EtcdStore(kinds.Store(shared_etcd.places), RENEW_TIMEOUT)
+        client = StoreClient(spec, lambda: None, print, EtcdStore(kinds.Store(shared_etcd.places), RENEW_TIMEOUT))
+        async with watching.watch([Range(Keys(kinds.DEFAULT_PREFIX, run_id).node("n"))]) as watch:
             before = (await read(watching)).revision
             client.report(NodeReport(node_id="n", incarnation="i", host="h", address="", port=0, workers=1))
             (change,) = await asyncio.wait_for(anext(watch.after(before)), WAIT)

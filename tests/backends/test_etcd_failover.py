@@ -20,13 +20,13 @@ from etcd_conversation import (
 )
 from etcd_server import Etcd
 
-from dlrover_run.spec import EtcdSpec
-from dlrover_run.store.etcd.operations import (
-    Compacted,
-    EtcdUnavailable,
-    Range,
-)
+from dlrover_run.rendezvous import kinds
 from dlrover_run.store.etcd.store import EtcdStore
+from dlrover_run.store.operations import (
+    Compacted,
+    Range,
+    StoreUnavailable,
+)
 
 
 @pytest.mark.long
@@ -50,7 +50,7 @@ def test_the_client_continues_when_a_member_dies_and_no_change_is_reported_twice
             await asyncio.to_thread(etcd_cluster.start)
         assert (await read(client)).found["/mine"].lease == lease
 
-    talk(EtcdSpec(etcd_cluster.places), conversation)
+    talk(kinds.Store(etcd_cluster.places), conversation)
 
 
 def test_the_client_leaves_a_member_that_hangs(etcd_cluster: Etcd) -> None:
@@ -65,7 +65,7 @@ def test_the_client_leaves_a_member_that_hangs(etcd_cluster: Etcd) -> None:
         assert await next_keys(changes, 1) == ["/n/1"]
         etcd_cluster.members[0].resume()
 
-    talk(EtcdSpec(etcd_cluster.places), conversation)
+    talk(kinds.Store(etcd_cluster.places), conversation)
 
 
 def test_a_watch_that_missed_changes_before_a_compaction_raises_an_error(etcd_cluster: Etcd) -> None:
@@ -77,7 +77,7 @@ def test_a_watch_that_missed_changes_before_a_compaction_raises_an_error(etcd_cl
         assert await next_keys(changes, 1) == ["/n/0"]
         first.stop()
         # This request is answered after the members have elected a new leader, so later requests find one.
-        other = EtcdStore(EtcdSpec(etcd_cluster.places[1:]), RENEW_TIMEOUT)
+        other = EtcdStore(kinds.Store(etcd_cluster.places[1:]), RENEW_TIMEOUT)
         for _ in range(3):
             revision = (await other.commit(put("/n/1"))).revision
         await other.close()
@@ -86,7 +86,7 @@ def test_a_watch_that_missed_changes_before_a_compaction_raises_an_error(etcd_cl
         with pytest.raises(Compacted):
             await anext(changes)
 
-    talk(EtcdSpec(etcd_cluster.places), conversation)
+    talk(kinds.Store(etcd_cluster.places), conversation)
 
 
 def test_requests_that_fail_together_move_to_the_same_member(etcd_cluster: Etcd) -> None:
@@ -96,19 +96,19 @@ def test_requests_that_fail_together_move_to_the_same_member(etcd_cluster: Etcd)
         await read(client)
         first.kill()
         # The remaining members elect a leader before they answer this, so that none of the requests below fails.
-        await read(EtcdStore(EtcdSpec(etcd_cluster.places[1:2]), RENEW_TIMEOUT))
+        await read(EtcdStore(kinds.Store(etcd_cluster.places[1:2]), RENEW_TIMEOUT))
         before = third.counted("grpc_server_started_total")["Txn"]
         await asyncio.gather(*(read(client) for _ in range(10)))
         assert third.counted("grpc_server_started_total")["Txn"] == before
         assert second.counted("grpc_server_started_total")["Txn"] >= 10
 
-    talk(EtcdSpec(etcd_cluster.places), conversation)
+    talk(kinds.Store(etcd_cluster.places), conversation)
 
 
 def test_clients_start_at_different_members(etcd_cluster: Etcd) -> None:
     async def conversation() -> None:
         for chances in ([0.5, 0.1, 0.9], [0.1, 0.5, 0.9], [0.9, 0.5, 0.1]):
-            client = EtcdStore(EtcdSpec(etcd_cluster.places), RENEW_TIMEOUT, rng=iter(chances).__next__)
+            client = EtcdStore(kinds.Store(etcd_cluster.places), RENEW_TIMEOUT, rng=iter(chances).__next__)
             await read(client)
             await client.close()
 
@@ -120,12 +120,12 @@ def test_without_a_listener_etcd_is_unavailable_and_each_endpoint_is_named(etcd:
     ports = [quiet_port(), quiet_port()]
     etcd.kill()
     for places in ([*etcd.places], [("127.0.0.1", port) for port in ports]):
-        with pytest.raises(EtcdUnavailable, match="the connection was refused, so nothing listens there"):
-            talk(EtcdSpec(tuple(places)), read)
+        with pytest.raises(StoreUnavailable, match="the connection was refused, so nothing listens there"):
+            talk(kinds.Store(tuple(places)), read)
     with pytest.raises(
-        EtcdUnavailable, match=r"127.0.0.1:\d+: the connection was refused.*; no-such-host.invalid:2379: no-such-"
+        StoreUnavailable, match=r"127.0.0.1:\d+: the connection was refused.*; no-such-host.invalid:2379: no-such-"
     ):
-        talk(EtcdSpec((*etcd.places, ("no-such-host.invalid", 2379))), read)
+        talk(kinds.Store((*etcd.places, ("no-such-host.invalid", 2379))), read)
 
 
 def test_a_server_that_is_restarted_with_its_data_is_used_again(etcd: Etcd) -> None:
@@ -138,15 +138,15 @@ def test_a_server_that_is_restarted_with_its_data_is_used_again(etcd: Etcd) -> N
         await next_keys(changes, 1)
         waiting = asyncio.ensure_future(anext(changes))
         etcd.kill()
-        with pytest.raises(EtcdUnavailable, match="refused"):
+        with pytest.raises(StoreUnavailable, match="refused"):
             await waiting
-        with pytest.raises(EtcdUnavailable, match="refused"):
+        with pytest.raises(StoreUnavailable, match="refused"):
             await client.renew(lease)
         await asyncio.to_thread(etcd.start)
         assert await client.renew(lease)
         assert (await read(client)).found["/k"].value == b"1"
 
-    talk(EtcdSpec(etcd.places), conversation)
+    talk(kinds.Store(etcd.places), conversation)
 
 
 def test_members_without_a_leader_are_unavailable(etcd_cluster: Etcd) -> None:
@@ -154,23 +154,23 @@ def test_members_without_a_leader_are_unavailable(etcd_cluster: Etcd) -> None:
     etcd_cluster.members[2].kill()
 
     async def conversation(client: EtcdStore) -> None:
-        with pytest.raises(EtcdUnavailable):
+        with pytest.raises(StoreUnavailable):
             await client.commit(put("/k"))
-        with pytest.raises(EtcdUnavailable):
+        with pytest.raises(StoreUnavailable):
             await anext(resumed(client, [ALL], 1))
 
-    talk(EtcdSpec(etcd_cluster.places[:1]), conversation)
+    talk(kinds.Store(etcd_cluster.places[:1]), conversation)
 
 
 def test_a_name_is_resolved_as_the_system_resolves_it(etcd: Etcd) -> None:
-    talk(EtcdSpec((("localhost", etcd.members[0].port),)), hold)
+    talk(kinds.Store((("localhost", etcd.members[0].port),)), hold)
 
 
 def test_a_request_after_close_fails(etcd: Etcd) -> None:
     async def conversation(client: EtcdStore) -> None:
         await read(client)
         await client.close()
-        with pytest.raises(EtcdUnavailable, match="has closed the connection"):
+        with pytest.raises(StoreUnavailable, match="has closed the connection"):
             await read(client)
 
-    talk(EtcdSpec(etcd.places), conversation)
+    talk(kinds.Store(etcd.places), conversation)

@@ -20,11 +20,11 @@ from etcd_conversation import (
 )
 from etcd_server import PASSWORD, Etcd, serving
 
-from dlrover_run.store.etcd.operations import (
-    EtcdMisconfigured,
-    Range,
-)
 from dlrover_run.store.etcd.store import EtcdStore
+from dlrover_run.store.operations import (
+    Range,
+    StoreMisconfigured,
+)
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,7 @@ def test_a_user_can_do_what_is_permitted_without_tls(etcd_of_users: Etcd) -> Non
 def test_an_unknown_user_or_password_is_reported_in_one_sentence(
     etcd_of_users: Etcd, changes: dict[str, str], words: str
 ) -> None:
-    with pytest.raises(EtcdMisconfigured, match=words) as caught:
+    with pytest.raises(StoreMisconfigured, match=words) as caught:
         talk(known(etcd_of_users, **changes), read)
     assert "\n" not in str(caught.value)
     assert "wrong" not in str(caught.value)
@@ -65,7 +65,7 @@ def test_a_request_that_is_not_permitted_is_reported_in_one_sentence(etcd_of_use
         await anext(resumed(client, [Range("/other/", prefix=True)], 1))
 
     for conversation in (lambda client: client.commit(put("/other/k")), watch):
-        with pytest.raises(EtcdMisconfigured, match=words):
+        with pytest.raises(StoreMisconfigured, match=words):
             talk(known(etcd_of_users, prefix="/other"), conversation)
 
 

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 from harness import WAIT
 
-from dlrover_run.spec import Entrypoint, EtcdSpec, JobSpec
+from dlrover_run.rendezvous import kinds
+from dlrover_run.spec import Entrypoint, JobSpec
 from dlrover_run.store.etcd import codec
 from dlrover_run.store.etcd.codec import PackageMissing
 from dlrover_run.torchrun.node_thread import NodeThread
@@ -207,7 +208,7 @@ def test_torchrun_receives_the_same_error(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(codec, "load", refuse)
     spec = JobSpec(
-        entrypoint=Entrypoint("script", "train.py"), backend="etcd", etcd=EtcdSpec((("127.0.0.1", 1),)), run_id="job"
+        entrypoint=Entrypoint("script", "train.py"), rendezvous=kinds.Store((("127.0.0.1", 1),)), run_id="job"
     )
     member = NodeThread(spec, print)
     member.join()

@@ -10,12 +10,12 @@ import pytest
 from etcd_conversation import read, talk, write_ahead
 from etcd_server import Etcd
 
-from dlrover_run.spec import EtcdSpec
+from dlrover_run.rendezvous import kinds
 from dlrover_run.store.etcd import connection
 from dlrover_run.store.etcd.connection import AddressCache
 from dlrover_run.store.etcd.errors import EndpointFailed
-from dlrover_run.store.etcd.operations import EtcdUnavailable
 from dlrover_run.store.etcd.store import EtcdStore
+from dlrover_run.store.operations import StoreUnavailable
 from dlrover_run.transport import addresses
 from dlrover_run.transport.addresses import Address
 
@@ -114,22 +114,22 @@ def test_a_lease_is_renewed_over_a_new_connection_while_no_name_server_answers(
         await write_ahead(client)
         name_server.answer = None
         etcd.kill()
-        with pytest.raises(EtcdUnavailable, match="refused"):
+        with pytest.raises(StoreUnavailable, match="refused"):
             await client.renew(lease)
         await asyncio.to_thread(etcd.start)
         assert await client.renew(lease)
 
-    talk(EtcdSpec((("etcd.test", etcd.members[0].port),)), conversation)
+    talk(kinds.Store((("etcd.test", etcd.members[0].port),)), conversation)
 
 
 def test_a_name_server_that_never_answers_is_reported_and_blocks_no_request(
     etcd: Etcd, name_server: NameServer
 ) -> None:
     async def conversation(client: EtcdStore) -> None:
-        with pytest.raises(EtcdUnavailable, match=r"no name server returned an address for etcd\.test"):
+        with pytest.raises(StoreUnavailable, match=r"no name server returned an address for etcd\.test"):
             await asyncio.gather(*(read(client) for _ in range(5)))
         name_server.speak([HERE])
         await read(client)
         assert name_server.asked <= 2
 
-    talk(EtcdSpec((("etcd.test", etcd.members[0].port),)), conversation)
+    talk(kinds.Store((("etcd.test", etcd.members[0].port),)), conversation)

@@ -17,25 +17,25 @@ from etcd_conversation import (
 )
 from etcd_server import Etcd, serving
 
-from dlrover_run.spec import EtcdSpec
-from dlrover_run.store.etcd.operations import (
+from dlrover_run.rendezvous import kinds
+from dlrover_run.store.etcd.store import EtcdStore
+from dlrover_run.store.operations import (
     Absent,
     Change,
     Compacted,
     CreateRevisionIs,
     Delete,
-    EtcdMisconfigured,
-    EtcdUnavailable,
     Get,
     KeyValue,
     LeaseExpired,
     ModRevisionIs,
     Put,
     Range,
+    StoreMisconfigured,
+    StoreUnavailable,
     Txn,
     TxnResult,
 )
-from dlrover_run.store.etcd.store import EtcdStore
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +77,7 @@ def test_a_condition_selects_the_branch_of_a_transaction(etcd: Etcd) -> None:
             assert set((await read(client)).found) == {"/k", "/yes" if holds else "/no"}
             await client.commit(Txn(then=(Delete(ALL),)))
 
-    talk(EtcdSpec(etcd.places), conversation)
+    talk(kinds.Store(etcd.places), conversation)
 
 
 def test_a_transaction_succeeds_only_if_all_conditions_hold(etcd: Etcd) -> None:
@@ -87,7 +87,7 @@ def test_a_transaction_succeeds_only_if_all_conditions_hold(etcd: Etcd) -> None:
         assert not outcome.succeeded
         assert set((await read(client)).found) == {"/k"}
 
-    talk(EtcdSpec(etcd.places), conversation)
+    talk(kinds.Store(etcd.places), conversation)
 
 
 def test_the_reads_of_nested_transactions_are_in_the_result(etcd: Etcd) -> None:
@@ -102,7 +102,7 @@ def test_the_reads_of_nested_transactions_are_in_the_result(etcd: Etcd) -> None:
             Txn(then=(Put("/node", b"\x00\xff"), lead, Get(Range("/word")), Get(Range("/node"))))
         )
 
-    outcome = talk(EtcdSpec(etcd.places), conversation)
+    outcome = talk(kinds.Store(etcd.places), conversation)
     revision = outcome.revision
     assert outcome.found == {
         "/word": KeyValue("/word", "ein Wörtchen".encode(), revision - 1, revision - 1, 0),
@@ -120,7 +120,7 @@ def test_a_deletion_removes_the_range_and_nothing_else(etcd: Etcd) -> None:
         await client.commit(Txn(then=(Delete(Range("/a")),)))
         assert set((await read(client)).found) == {"/b"}
 
-    talk(EtcdSpec(etcd.places), conversation)
+    talk(kinds.Store(etcd.places), conversation)
 
 
 def test_values_of_a_megabyte_and_thousands_of_keys_arrive_complete(etcd: Etcd) -> None:
@@ -138,7 +138,7 @@ def test_values_of_a_megabyte_and_thousands_of_keys_arrive_complete(etcd: Etcd) 
         assert len(found) == 20 + 4000
         assert len(await next_keys(resumed(client, [ALL], start), 4020)) == 4020
 
-    talk(EtcdSpec(etcd.places), conversation)
+    talk(kinds.Store(etcd.places), conversation)
 
 
 @pytest.mark.parametrize(
@@ -149,8 +149,8 @@ def test_values_of_a_megabyte_and_thousands_of_keys_arrive_complete(etcd: Etcd) 
     ],
 )
 def test_a_request_that_is_too_large_for_etcd_is_reported_in_one_sentence(etcd: Etcd, txn: Txn, remedy: str) -> None:
-    with pytest.raises(EtcdMisconfigured, match=remedy):
-        talk(EtcdSpec(etcd.places), lambda client: client.commit(txn))
+    with pytest.raises(StoreMisconfigured, match=remedy):
+        talk(kinds.Store(etcd.places), lambda client: client.commit(txn))
 
 
 # --- leases
@@ -170,7 +170,7 @@ def test_a_lease_lives_while_it_is_renewed_and_its_keys_expire_with_it(etcd: Etc
         assert not (await read(client)).found
         await client.revoke(lease)
 
-    talk(EtcdSpec(etcd.places), conversation)
+    talk(kinds.Store(etcd.places), conversation)
 
 
 def test_the_keys_of_a_revoked_lease_are_removed_at_once(etcd: Etcd) -> None:
@@ -181,7 +181,7 @@ def test_the_keys_of_a_revoked_lease_are_removed_at_once(etcd: Etcd) -> None:
         assert not (await read(client)).found
         assert not await client.renew(lease)
 
-    talk(EtcdSpec(etcd.places), conversation)
+    talk(kinds.Store(etcd.places), conversation)
 
 
 # --- watches
@@ -199,7 +199,7 @@ def test_a_watch_started_before_a_read_receives_only_later_changes(etcd: Etcd) -
             values = sorted((change.key, change.now and change.now.value) for change in received)
             assert values == [("/a", b"new"), ("/b", b"new")]
 
-    talk(EtcdSpec(etcd.places), conversation)
+    talk(kinds.Store(etcd.places), conversation)
 
 
 def test_a_restart_of_the_server_between_watch_and_read_hides_no_change(etcd: Etcd) -> None:
@@ -211,7 +211,7 @@ def test_a_restart_of_the_server_between_watch_and_read_hides_no_change(etcd: Et
             await client.commit(put("/a", b"new"))
             assert await next_keys(watch.after(read_at), 1) == ["/a"]
 
-    talk(EtcdSpec(etcd.places), conversation)
+    talk(kinds.Store(etcd.places), conversation)
 
 
 def test_a_watch_ahead_of_etcds_revision_raises_an_error(etcd: Etcd) -> None:
@@ -219,13 +219,13 @@ def test_a_watch_ahead_of_etcds_revision_raises_an_error(etcd: Etcd) -> None:
 
     async def conversation(client: EtcdStore) -> None:
         revision = (await client.commit(put("/a"))).revision
-        with pytest.raises(EtcdUnavailable, match="its data is older than what other members have sent"):
+        with pytest.raises(StoreUnavailable, match="its data is older than what other members have sent"):
             await anext(resumed(client, [ALL], revision + 2))
         async with client.watch([ALL]) as watch:
-            with pytest.raises(EtcdUnavailable, match="lost data since the watch began"):
+            with pytest.raises(StoreUnavailable, match="lost data since the watch began"):
                 await anext(watch.after(revision - 1))
 
-    talk(EtcdSpec(etcd.places), conversation)
+    talk(kinds.Store(etcd.places), conversation)
 
 
 def test_a_watch_reports_all_changes_from_its_revision_in_order(etcd: Etcd) -> None:
@@ -242,7 +242,7 @@ def test_a_watch_reports_all_changes_from_its_revision_in_order(etcd: Etcd) -> N
         await client.commit(Txn(then=(Delete(Range("/a")),)))
         assert await anext(changes) == [Change("/a", None)]
 
-    talk(EtcdSpec(etcd.places), conversation)
+    talk(kinds.Store(etcd.places), conversation)
 
 
 def test_all_ranges_of_a_watch_share_one_stream(etcd: Etcd) -> None:
@@ -255,7 +255,7 @@ def test_all_ranges_of_a_watch_share_one_stream(etcd: Etcd) -> None:
         assert sorted(await found) == ["/leader", "/words/1", "/words/2"]
 
     before = etcd.calls()["Watch"], etcd.requests()["Watch"]
-    talk(EtcdSpec(etcd.places), conversation)
+    talk(kinds.Store(etcd.places), conversation)
     assert (etcd.calls()["Watch"] - before[0], etcd.requests()["Watch"] - before[1]) == (1, 2)
 
 
@@ -268,7 +268,7 @@ def test_a_watch_from_a_compacted_revision_raises_an_error(etcd: Etcd) -> None:
             await anext(resumed(client, [Range("/other"), Range("/k")], 1))
         assert await next_keys(resumed(client, [Range("/k")], revision), 1) == ["/k"]
 
-    talk(EtcdSpec(etcd.places), conversation)
+    talk(kinds.Store(etcd.places), conversation)
 
 
 def test_a_caller_that_is_cancelled_while_it_waits_raises_cancelled_error(etcd: Etcd) -> None:
@@ -290,4 +290,4 @@ def test_a_caller_that_is_cancelled_while_it_waits_raises_cancelled_error(etcd: 
         ]
         etcd.members[0].resume()
 
-    talk(EtcdSpec(etcd.places), conversation)
+    talk(kinds.Store(etcd.places), conversation)

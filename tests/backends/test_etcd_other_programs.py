@@ -21,18 +21,18 @@ from etcd_conversation import (
 )
 from harness import WAIT
 
-from dlrover_run.spec import EtcdSpec
+from dlrover_run.rendezvous import kinds
 from dlrover_run.store.etcd import codec
-from dlrover_run.store.etcd.operations import (
-    EtcdMisconfigured,
-    EtcdUnavailable,
-)
 from dlrover_run.store.etcd.store import EtcdStore
+from dlrover_run.store.operations import (
+    StoreMisconfigured,
+    StoreUnavailable,
+)
 from dlrover_run.transport import grpc_setup
 
 
 @contextlib.asynccontextmanager
-async def gateway(watch: Callable[[Any, Any], AsyncIterator[Any]] | None = None) -> AsyncIterator[EtcdSpec]:
+async def gateway(watch: Callable[[Any, Any], AsyncIterator[Any]] | None = None) -> AsyncIterator[kinds.Store]:
     """A gRPC server with this handler for watches, or without any method."""
     grpc = grpc_setup.load_grpc()
     method = codec.load().method("Watch.Watch")
@@ -43,7 +43,7 @@ async def gateway(watch: Callable[[Any, Any], AsyncIterator[Any]] | None = None)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     try:
-        yield EtcdSpec((("127.0.0.1", port),))
+        yield kinds.Store((("127.0.0.1", port),))
     finally:
         await server.stop(None)
 
@@ -60,7 +60,7 @@ def test_a_stream_that_ends_each_time_is_not_reopened_for_ever() -> None:
     async def conversation() -> None:
         async with gateway(end_at_once) as spec:
             client = EtcdStore(spec, RENEW_TIMEOUT)
-            with pytest.raises(EtcdUnavailable, match="it ended the connection"):
+            with pytest.raises(StoreUnavailable, match="it ended the connection"):
                 await anext(resumed(client, [ALL], 1))
             await client.close()
 
@@ -72,7 +72,7 @@ def test_a_grpc_server_that_is_not_etcd_is_unavailable() -> None:
     async def conversation() -> None:
         async with gateway() as spec:
             client = EtcdStore(spec, RENEW_TIMEOUT)
-            with pytest.raises(EtcdUnavailable, match="another program listens there, which is not etcd v3"):
+            with pytest.raises(StoreUnavailable, match="another program listens there, which is not etcd v3"):
                 await read(client)
             await client.close()
 
@@ -102,18 +102,18 @@ def other_program(says: bytes | None) -> Iterator[tuple[str, int]]:
 @pytest.mark.parametrize("says", [b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n", b"SSH-2.0-Other\r\n"])
 def test_another_program_is_reported_as_not_etcd(etcd_certificates: Path, says: bytes) -> None:
     with other_program(says) as place:
-        with pytest.raises(EtcdUnavailable, match="another program listens there, which is not etcd"):
-            talk(EtcdSpec((place,)), read)
-        with pytest.raises(EtcdMisconfigured, match="it does not use TLS"):
-            talk(EtcdSpec((place,), tls=files(etcd_certificates)), read)
+        with pytest.raises(StoreUnavailable, match="another program listens there, which is not etcd"):
+            talk(kinds.Store((place,)), read)
+        with pytest.raises(StoreMisconfigured, match="it does not use TLS"):
+            talk(kinds.Store((place,), tls=files(etcd_certificates)), read)
 
 
 @pytest.mark.parametrize("tls", [False, True])
 def test_a_program_that_closes_each_connection_is_unavailable(etcd_certificates: Path, tls: bool) -> None:
-    with other_program(b"") as place, pytest.raises(EtcdUnavailable, match="it closed the connection"):
-        talk(EtcdSpec((place,), tls=files(etcd_certificates) if tls else None), read)
+    with other_program(b"") as place, pytest.raises(StoreUnavailable, match="it closed the connection"):
+        talk(kinds.Store((place,), tls=files(etcd_certificates) if tls else None), read)
 
 
 def test_a_program_that_never_answers_is_reported_as_not_etcd() -> None:
-    with other_program(None) as place, pytest.raises(EtcdUnavailable, match="did not answer"):
-        talk(EtcdSpec((place,)), read)
+    with other_program(None) as place, pytest.raises(StoreUnavailable, match="did not answer"):
+        talk(kinds.Store((place,)), read)

@@ -34,7 +34,7 @@ from dlrover_run.rendezvous.kv.records import (
     encode_record,
     messages_by_bucket,
 )
-from dlrover_run.store.etcd.operations import Change, KeyValue
+from dlrover_run.store.operations import Change, KeyValue
 from dlrover_run.words.reasons import sentence
 
 KEYS = Keys("/dlrover-run", "job")

@@ -15,8 +15,8 @@ from etcd_conversation import (
 )
 from etcd_server import Etcd, Tls, serving
 
-from dlrover_run.spec import EtcdSpec
-from dlrover_run.store.etcd.operations import EtcdMisconfigured
+from dlrover_run.rendezvous import kinds
+from dlrover_run.store.operations import StoreMisconfigured
 
 
 @pytest.fixture(scope="module")
@@ -34,9 +34,9 @@ def test_a_node_with_a_certificate_of_the_right_authority_can_connect(tmp_path: 
 
 def test_a_server_may_require_no_certificates(tmp_path: Path, etcd_certificates: Path) -> None:
     with serving(tmp_path / "e", tls=Tls(etcd_certificates, authority=None)) as server:
-        talk(EtcdSpec(server.places, tls=files(etcd_certificates, name=None)), hold)
-        with pytest.raises(EtcdMisconfigured, match="it uses TLS, and this node does not: protocol=https is missing"):
-            talk(EtcdSpec(server.places), read)
+        talk(kinds.Store(server.places, tls=files(etcd_certificates, name=None)), hold)
+        with pytest.raises(StoreMisconfigured, match="it uses TLS, and this node does not: protocol=https is missing"):
+            talk(kinds.Store(server.places), read)
 
 
 @pytest.mark.parametrize(
@@ -57,29 +57,29 @@ def test_a_server_may_require_no_certificates(tmp_path: Path, etcd_certificates:
 def test_each_wrong_tls_file_is_reported_in_one_sentence(
     etcd_tls: Etcd, etcd_certificates: Path, given: dict[str, str | None], words: str
 ) -> None:
-    with pytest.raises(EtcdMisconfigured, match=words) as caught:
-        talk(EtcdSpec(etcd_tls.places, tls=files(etcd_certificates, **given)), read)
+    with pytest.raises(StoreMisconfigured, match=words) as caught:
+        talk(kinds.Store(etcd_tls.places, tls=files(etcd_certificates, **given)), read)
     assert "\n" not in str(caught.value)
 
 
 def test_a_certificate_for_another_name_is_reported_in_one_sentence(tmp_path: Path, etcd_certificates: Path) -> None:
     with (
         serving(tmp_path / "e", tls=Tls(etcd_certificates, "elsewhere", None)) as server,
-        pytest.raises(EtcdMisconfigured, match="is for another name than the endpoint"),
+        pytest.raises(StoreMisconfigured, match="is for another name than the endpoint"),
     ):
-        talk(EtcdSpec(server.places, tls=files(etcd_certificates)), read)
+        talk(kinds.Store(server.places, tls=files(etcd_certificates)), read)
 
 
 def test_a_node_without_tls_reports_that_the_server_uses_it(etcd_tls: Etcd) -> None:
-    with pytest.raises(EtcdMisconfigured, match="it uses TLS, and this node does not: protocol=https is missing"):
-        talk(EtcdSpec(etcd_tls.places), read)
+    with pytest.raises(StoreMisconfigured, match="it uses TLS, and this node does not: protocol=https is missing"):
+        talk(kinds.Store(etcd_tls.places), read)
 
 
 def test_a_node_with_tls_reports_that_the_server_does_not_use_it(shared_etcd: Etcd, etcd_certificates: Path) -> None:
-    with pytest.raises(EtcdMisconfigured, match="it does not use TLS, and this node does"):
-        talk(EtcdSpec(shared_etcd.places, tls=files(etcd_certificates)), read)
+    with pytest.raises(StoreMisconfigured, match="it does not use TLS, and this node does"):
+        talk(kinds.Store(shared_etcd.places, tls=files(etcd_certificates)), read)
 
 
 @pytest.mark.parametrize("order", [1, -1])
 def test_a_wrong_endpoint_has_no_effect_while_another_one_works(shared_etcd: Etcd, etcd_tls: Etcd, order: int) -> None:
-    talk(EtcdSpec((*shared_etcd.places, *etcd_tls.places)[::order]), hold)
+    talk(kinds.Store((*shared_etcd.places, *etcd_tls.places)[::order]), hold)

@@ -15,7 +15,7 @@ from simulation.timeline import Process, Timeline
 from dlrover_run.rendezvous.kv import writer as etcd_writer
 from dlrover_run.rendezvous.kv.records import Keys
 from dlrover_run.rendezvous.kv.writer import FencedWriter, NotElected, StaleWriteApplied
-from dlrover_run.store.etcd.operations import Absent, Delete, EtcdUnavailable, Put, Range, Txn, TxnResult
+from dlrover_run.store.operations import Absent, Delete, Put, Range, StoreUnavailable, Txn, TxnResult
 
 KEYS = Keys("/dlrover-run", "job")
 PLAN, WORDS = KEYS.plan, KEYS.messages(3)
@@ -46,10 +46,10 @@ class Bed:
         fate = self.fates.pop(0) if self.fates else "well"
         if fate == "late":
             self.late.append(txn)
-            raise EtcdUnavailable("no server answers")
+            raise StoreUnavailable("no server answers")
         outcome = self.cluster.commit(txn, self.owner)
         if fate == "unanswered":
-            raise EtcdUnavailable("no server answers")
+            raise StoreUnavailable("no server answers")
         return self.cluster.commit(txn, self.owner) if fate == "twice" else outcome
 
     def deliver(self) -> None:
@@ -119,7 +119,7 @@ def test_a_late_write_that_was_applied_first_is_detected_by_the_next_write() -> 
 
     async def scene(writing: FencedWriter) -> None:
         await writing.read()
-        with pytest.raises(EtcdUnavailable):
+        with pytest.raises(StoreUnavailable):
             await writing.write({PLAN: b"1", WORDS: b"a"}, bed.lease)
         await writing.read()
         bed.deliver()
@@ -144,12 +144,12 @@ def test_the_last_write_prevails_whatever_happens_to_requests(fates: list[str], 
             number += 1
             try:
                 await writing.write({PLAN: str(number).encode()}, bed.lease)
-            except (EtcdUnavailable, StaleWriteApplied):
+            except (StoreUnavailable, StaleWriteApplied):
                 while True:
                     try:
                         await writing.read()
                         break
-                    except EtcdUnavailable:
+                    except StoreUnavailable:
                         continue
             else:
                 assert bed.values(PLAN) == [str(number).encode()]

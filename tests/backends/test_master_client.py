@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -18,10 +17,10 @@ from scripted_master import Script, ScriptedMaster, Stream
 
 from dlrover_run.coordination.model import Failure, NodePhase, NodeReport, Peer, PlanPhase, RoundKey
 from dlrover_run.coordination.rules import JobRules
-from dlrover_run.rendezvous import cut_off, reconnect
+from dlrover_run.rendezvous import cut_off, kinds, reconnect
 from dlrover_run.rendezvous.master.client import MasterClient
 from dlrover_run.rendezvous.reconnect import Reaches
-from dlrover_run.spec import Entrypoint, JobSpec, MasterSpec, TlsSpec
+from dlrover_run.spec import Entrypoint, JobSpec
 from dlrover_run.transport import grpc_setup
 from dlrover_run.transport.messages import Challenge, Hello, Proof, Refused
 from dlrover_run.words.reasons import sentence
@@ -44,7 +43,7 @@ class Node:
         reaches: Reaches = cut_off.reaches,
         local_addr: str | None = None,
     ) -> None:
-        spec = MasterSpec("127.0.0.1", port, is_host=False)
+        spec = kinds.Master("127.0.0.1", port, is_host=False)
         self.output: list[str] = []
         self._news = asyncio.Event()
         self.client = MasterClient(
@@ -52,8 +51,7 @@ class Node:
                 entrypoint=Entrypoint("script", "train.py"),
                 run_id="job",
                 rules=rules or JobRules(),
-                backend="master",
-                master=replace(spec, **(master or {})),
+                rendezvous=msgspec.structs.replace(spec, **(master or {})),
                 local_addr=local_addr,
             ),
             self._news.set,
@@ -566,7 +564,7 @@ def test_a_client_closes_in_bounded_time_though_the_master_receives_nothing(
     ("master", "words"),
     [
         ({}, "the connection was refused"),
-        ({"tls": TlsSpec(ca="/nowhere/absent.pem")}, "absent.pem"),
+        ({"tls": kinds.TlsSpec(ca="/nowhere/absent.pem")}, "absent.pem"),
         ({"host": "no-such-host.invalid"}, "no-such-host.invalid has no address"),
     ],
 )
@@ -613,10 +611,11 @@ def test_grpc_starts_no_thread_that_receives_signals() -> None:
         "import asyncio, os\n"
         "from dlrover_run.rendezvous.master.client import MasterClient\n"
         "from dlrover_run.coordination.model import NodeReport\n"
-        "from dlrover_run.spec import Entrypoint, JobSpec, MasterSpec\n"
+        "from dlrover_run.rendezvous import kinds\n"
+        "from dlrover_run.spec import Entrypoint, JobSpec\n"
         "async def main():\n"
-        "    spec = JobSpec(Entrypoint('script', 'x'), 'job', backend='master',\n"
-        "        master=MasterSpec('127.0.0.1', 1, is_host=False))\n"
+        "    spec = JobSpec(Entrypoint('script', 'x'), 'job',\n"
+        "        rendezvous=kinds.Master('127.0.0.1', 1, is_host=False))\n"
         "    news = asyncio.Event()\n"
         "    client = MasterClient(spec, news.set, print)\n"
         "    client.report(NodeReport(node_id='n', incarnation='a', host='h', address='', port=0, workers=1))\n"

@@ -23,6 +23,7 @@ from cluster import NEVER, Cluster, succeed
 from harness import WAIT, environment, only_long
 from master_node import FAST, Ended, Node, grpc, status
 from master_process import COMMAND, master, read_line
+from places import place_of
 from virtual_loop import run_virtually
 
 from dlrover_run.cli import parse
@@ -301,8 +302,8 @@ def test_a_token_file_that_can_be_read_only_once_is_accepted_by_each_program() -
 
 
 def found(spec: JobSpec) -> str:
-    assert spec.master is not None
-    return spec.master.token
+    assert place_of(spec).master is not None
+    return place_of(spec).master.token
 
 
 def hold_connections(address: str, number: int) -> list[socket.socket]:

@@ -27,7 +27,7 @@ from dlrover_run.rendezvous.client import AskFailed, AssignmentTracker
 from dlrover_run.rendezvous.find_stacks import find_stacks
 from dlrover_run.rendezvous.kv.election import Election
 from dlrover_run.rendezvous.kv.requests import REQUEST_LEASE, _read_answer
-from dlrover_run.store.etcd.operations import Change, LeaseExpired
+from dlrover_run.store.operations import Change, LeaseExpired
 
 
 def test_a_request_that_no_leader_answers_says_so_when_its_key_is_gone() -> None:

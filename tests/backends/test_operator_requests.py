@@ -22,9 +22,10 @@ from dlrover_run.coordination.requests import Action, OperatorRequest, StackQuer
 from dlrover_run.coordination.stacks import FoldedStack, NodeStacks, StackFrame, StackProblem
 from dlrover_run.coordination.status import JobState, JobStatus, NodeCondition
 from dlrover_run.features.operate.find import JobElsewhere
+from dlrover_run.rendezvous import kinds
 from dlrover_run.rendezvous.backends import open_client
 from dlrover_run.rendezvous.client import AskFailed, RendezvousClient
-from dlrover_run.spec import Entrypoint, EtcdSpec, JobSpec, MasterSpec
+from dlrover_run.spec import Entrypoint, JobSpec
 
 SPEC = JobSpec(entrypoint=Entrypoint("program", "true"), run_id="job", rules=replace(FAST, spares=1))
 
@@ -66,15 +67,15 @@ async def meeting(kind: str, directory: Path) -> AsyncIterator[JobSpec]:
     if kind == "master":
         async with serving(token="a token that is long enough") as bed:
             host, _, port = bed.address.rpartition(":")
-            master = MasterSpec(host, int(port), is_host=False, token="a token that is long enough")
-            yield replace(SPEC, backend="master", master=master)
+            master = kinds.Master(host, int(port), is_host=False, token="a token that is long enough")
+            yield replace(SPEC, rendezvous=master)
         return
     with serving_etcd(directory) as etcd:
         yield in_etcd(etcd)
 
 
 def in_etcd(etcd: Etcd) -> JobSpec:
-    return replace(SPEC, backend="etcd", etcd=EtcdSpec(etcd.places))
+    return replace(SPEC, rendezvous=kinds.Store(etcd.places))
 
 
 @contextlib.asynccontextmanager
@@ -195,7 +196,7 @@ def test_a_job_that_does_not_exist(kind: str, tmp_path: Path) -> None:
 def test_without_the_token_nothing_is_shown() -> None:
     async def ask(bed: Bed, token: str) -> AskFailed:
         host, _, port = bed.address.rpartition(":")
-        spec = replace(SPEC, backend="master", master=MasterSpec(host, int(port), is_host=False, token=token))
+        spec = replace(SPEC, rendezvous=kinds.Master(host, int(port), is_host=False, token=token))
         with pytest.raises(AskFailed) as failed:
             await JobElsewhere(spec).ask(OperatorRequest(Action.STOP))
         return failed.value

@@ -115,7 +115,7 @@ def test_auto_config_uses_the_number_of_nodes_of_the_cluster(environ: dict[str, 
 @pytest.mark.parametrize(("line", "environ"), [("", {"NODE_NUM": "1"}), ("--standalone", {})])
 def test_auto_config_accepts_a_single_node(line: str, environ: dict[str, str]) -> None:
     spec = job(f"--auto-config {line}", **environ)
-    assert (spec.backend, spec.workers_per_node) == ("memory", 8)
+    assert (spec.rendezvous.backend, spec.workers_per_node) == ("memory", 8)
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_explicit_numbers_take_precedence_over_auto_config(
 
 def test_auto_config_does_not_check_static_nodes() -> None:
     spec, _ = parsed("--auto-config --node-rank=0", NODE_NUM="4")
-    assert (spec.backend, spec.rules.max_nodes, check_rules(spec.rules).check) == ("static", 4, CHECK_NEVER)
+    assert (spec.rendezvous.backend, spec.rules.max_nodes, check_rules(spec.rules).check) == ("static", 4, CHECK_NEVER)
 
 
 def test_a_difference_in_rules_is_reported_with_the_values_of_the_flags() -> None:

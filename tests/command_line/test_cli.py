@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from command_lines import isolate, run_python
+from places import place_of
 
 from dlrover_run import exit_codes
 from dlrover_run.cli import parse
@@ -34,7 +35,12 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_bare_script_is_one_worker_with_torchruns_defaults() -> None:
     spec = parse(["train.py"], {})
-    assert (spec.workers_per_node, spec.backend, spec.node_rank, spec.master) == (1, "memory", None, None)
+    assert (spec.workers_per_node, spec.rendezvous.backend, spec.node_rank, place_of(spec).master) == (
+        1,
+        "memory",
+        None,
+        None,
+    )
     assert spec.rules == JobRules(lost_after=0.0, parts=(StragglerRules(watched=1),))
     assert (spec.role, spec.start_method, spec.signals, spec.shutdown_timeout) == (
         "default",
@@ -214,7 +220,7 @@ def test_signals_are_listed_once_in_order() -> None:
 
 
 def test_port_zero_on_one_node_is_any_port() -> None:
-    assert parse(["--master-port=0", "--rdzv-id=a", "train.py"], {}).backend == "memory"
+    assert parse(["--master-port=0", "--rdzv-id=a", "train.py"], {}).rendezvous.backend == "memory"
 
 
 def test_the_endpoint_takes_precedence_over_the_masters_address() -> None:
@@ -227,7 +233,7 @@ def test_the_endpoint_takes_precedence_over_the_masters_address() -> None:
         "train.py",
     ]
     spec = parse(flags, {})
-    assert (spec.backend, spec.rules.store, spec.node_rank) == ("static", ("::1", 5), 1)
+    assert (spec.rendezvous.backend, place_of(spec).store, spec.node_rank) == ("static", ("::1", 5), 1)
 
 
 def test_a_script_with_a_reserved_name_runs_by_its_path_and_other_programs_by_their_name(here: Path) -> None:

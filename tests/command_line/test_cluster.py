@@ -20,6 +20,7 @@ from cluster_environments import (
     Recorded,
 )
 from command_lines import isolate
+from places import place_of
 
 from dlrover_run.cli import parse
 from dlrover_run.spec import JobSpec, SpecError
@@ -57,8 +58,12 @@ def refused(recorded: Recorded, flags: str = "", **changed: str | None) -> str:
 
 def place(spec: JobSpec) -> tuple[str, str]:
     """The backend, and the meeting place of the nodes."""
-    host, port = (spec.master.host, spec.master.port) if spec.master else spec.rules.store or ("", 0)
-    return spec.backend, f"{host}:{port}"
+    host, port = (
+        (place_of(spec).master.host, place_of(spec).master.port)
+        if place_of(spec).master
+        else place_of(spec).store or ("", 0)
+    )
+    return spec.rendezvous.backend, f"{host}:{port}"
 
 
 @pytest.mark.parametrize("recorded", ALL, ids=lambda recorded: recorded.name)
@@ -68,26 +73,28 @@ def test_a_recorded_environment_gives_the_whole_job(recorded: Recorded) -> None:
     assert place(spec) == (recorded.backend, recorded.endpoint)
     assert (spec.rules.max_nodes, spec.node_rank, spec.run_id) == (recorded.nodes, recorded.rank, recorded.run_id)
     assert spec.workers_per_node == recorded.workers
-    if spec.master and not any(name.startswith("PET_RDZV") for name in recorded.environ):
-        assert spec.master.is_host is False, "its first node hosts the master, whatever the names resolve to"
-        listed = spec.master.hosts
-        assert not listed or (listed[0], len(listed)) == (spec.master.host, recorded.nodes), "its others are in order"
+    if place_of(spec).master and not any(name.startswith("PET_RDZV") for name in recorded.environ):
+        assert place_of(spec).master.is_host is False, "its first node hosts the master, whatever the names resolve to"
+        listed = place_of(spec).master.hosts
+        assert not listed or (listed[0], len(listed)) == (place_of(spec).master.host, recorded.nodes), (
+            "its others are in order"
+        )
 
 
 @pytest.mark.parametrize("recorded", [SLURM, PBS, LSF], ids=lambda recorded: recorded.name)
 def test_the_nodes_that_a_cluster_lists_may_find_each_other_without_the_first(recorded: Recorded) -> None:
     spec, _ = job(recorded)
-    assert spec.master is not None
-    assert len(spec.master.hosts) == recorded.nodes
+    assert place_of(spec).master is not None
+    assert len(place_of(spec).master.hosts) == recorded.nodes
     elsewhere, _ = job(recorded, "--rdzv-endpoint=elsewhere:4000 --rdzv-backend=c10d")
-    assert elsewhere.master is not None
-    assert elsewhere.master.hosts == (), "an endpoint that is none of them says where they meet"
+    assert place_of(elsewhere).master is not None
+    assert place_of(elsewhere).master.hosts == (), "an endpoint that is none of them says where they meet"
 
 
 @pytest.mark.parametrize("recorded", ALL, ids=lambda recorded: recorded.name)
 def test_cluster_none_takes_nothing_from_the_cluster(recorded: Recorded) -> None:
     spec, _ = job(recorded, "--cluster=none --nnodes=1 --rdzv-backend=static --rdzv-endpoint=", PET_MASTER_PORT=None)
-    assert spec.backend == "memory"
+    assert spec.rendezvous.backend == "memory"
 
 
 def test_the_first_node_prints_each_value_and_its_source() -> None:
@@ -97,8 +104,8 @@ def test_the_first_node_prints_each_value_and_its_source() -> None:
         "node rank 0 (SLURM_NODEID), master at gpu07:22573 (SLURM_STEP_NODELIST), "
         "rdzv-id 4711.0 (SLURM_JOB_ID, SLURM_STEP_ID)."
     ]
-    assert spec.master is not None
-    assert spec.master.is_host is True
+    assert place_of(spec).master is not None
+    assert place_of(spec).master.is_host is True
 
 
 def test_flags_and_variables_take_precedence() -> None:
@@ -233,11 +240,11 @@ def test_nothing_is_detected_in_an_interactive_shell() -> None:
     ]
     for shell in shells:
         spec, printed = job(SLURM, **shell)
-        assert spec.backend == "memory"
+        assert spec.rendezvous.backend == "memory"
         assert len(printed) == 1, "a hint"
     for recorded in (INDEXED_JOB, VOLCANO, PBS):
         spec, printed = job(recorded, "--nnodes=1", interactive=True)
-        assert (spec.backend, printed) == ("memory", [])
+        assert (spec.rendezvous.backend, printed) == ("memory", [])
     spec, printed = job(VOLCANO, interactive=True)
     assert "--cluster=kubernetes" in printed[0]
     assert job(VOLCANO, "--cluster=kubernetes", interactive=True)[0].rules.max_nodes == 4
@@ -286,7 +293,7 @@ def test_a_single_node_uses_the_worker_count_of_the_cluster(
 ) -> None:
     """It has the same rendezvous as without a cluster."""
     spec, printed = job(recorded, flags, **changed)
-    assert (spec.backend, spec.rules.max_nodes, len(printed)) == ("memory", 1, 1)
+    assert (spec.rendezvous.backend, spec.rules.max_nodes, len(printed)) == ("memory", 1, 1)
     assert size in printed[0]
     assert f"{spec.workers_per_node} worker" in printed[0]
 
@@ -389,8 +396,8 @@ HOSTS = Recorded(
 def test_a_hostfile_gives_the_job() -> None:
     spec, printed = job(HOSTS, "--hostfile=hosts")
     assert (spec.rules.max_nodes, spec.node_rank, spec.workers_per_node, printed) == (3, 1, 4, [])
-    assert spec.master is not None
-    assert (spec.master.host, spec.master.is_host) == ("n01", False)
+    assert place_of(spec).master is not None
+    assert (place_of(spec).master.host, place_of(spec).master.is_host) == ("n01", False)
     assert "cannot be read" in refused(HOSTS, "--hostfile=missing")
     stranger = Recorded("hosts", {}, "n09", "", "", files=HOSTS.files)
     assert "n09, is not in --hostfile" in refused(stranger, "--hostfile=hosts")
@@ -426,7 +433,7 @@ def test_the_first_pod_of_an_operator_uses_its_own_name_as_the_endpoint() -> Non
 
 def test_the_ranks_of_a_worker_are_not_those_of_a_node() -> None:
     worker = {"KUBERNETES_SERVICE_HOST": "x", "MASTER_ADDR": "a", "RANK": "3", "LOCAL_RANK": "3", "WORLD_SIZE": "8"}
-    assert job(Recorded("worker", worker, "pod", "", ""))[0].backend == "memory"
+    assert job(Recorded("worker", worker, "pod", "", ""))[0].rendezvous.backend == "memory"
 
 
 def test_mpi_without_hosts_needs_a_hostfile() -> None:

@@ -14,6 +14,7 @@ import pytest
 from cluster_environments import ALL, Recorded
 from command_lines import isolate
 from harness import only_long
+from places import place_of
 
 from dlrover_run.cli import parse
 from dlrover_run.environment import MARKERS
@@ -141,7 +142,7 @@ def test_no_contradictory_environment_makes_a_job_of_one_node(seeds: range) -> N
         if not is_marked(environ):
             continue
         assert found.local is None, case
-        assert found.backend != "memory", case
+        assert found.rendezvous.backend != "memory", case
         assert found.rules.max_nodes > 1, case
         by_hand = any(environ.get(name) != recorded.environ.get(name) for name in USERS)
         if not pure or by_hand or "PET_RDZV_BACKEND" in environ:
@@ -149,8 +150,8 @@ def test_no_contradictory_environment_makes_a_job_of_one_node(seeds: range) -> N
         if "--nnodes" not in recorded.flags + flags:
             assert found.rules.max_nodes == recorded.nodes, case
         if not {"127.0.0.1", "localhost"} & set(re.split(r"[=: ]", flags)):
-            assert found.master is not None or found.rules.store is not None, case
-            host = found.master.host if found.master else (found.rules.store or ("", 0))[0]
+            assert place_of(found).master is not None or place_of(found).store is not None, case
+            host = place_of(found).master.host if place_of(found).master else (place_of(found).store or ("", 0))[0]
             assert host == recorded.endpoint.rpartition(":")[0], case
     assert min(counted.values()) > 10, "both outcomes occur"
 
@@ -162,4 +163,4 @@ def test_a_damaged_environment_has_no_effect_on_a_job_without_a_cluster() -> Non
         environ = {name: text for name, text in damaged(draw, recorded)[0].items() if not name.startswith("PET_")}
         found = outcome(Recorded("", {}, "n01", "", ""), environ, ESCAPE)
         assert isinstance(found, JobSpec), (seed, found)
-        assert found.backend == "memory"
+        assert found.rendezvous.backend == "memory"

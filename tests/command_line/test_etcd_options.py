@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 from command_lines import fake_etcd3, isolate, job, launched, run_python, watched, write_pems
+from places import place_of
 
 import dlrover_run
 from dlrover_run.cli import parse
 from dlrover_run.command_line.entry_point import run
 from dlrover_run.command_line.program import DLROVER_RUN
 from dlrover_run.coordination.rules import JobRules
-from dlrover_run.spec import EtcdSpec, TlsSpec
+from dlrover_run.rendezvous import kinds
 
 TWO = "--nnodes=2 --rdzv-backend=etcd"
 AT_A = f"{TWO} --rdzv-endpoint=a"
@@ -30,12 +31,12 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def in_etcd(line: str, **environ: str) -> EtcdSpec:
+def in_etcd(line: str, **environ: str) -> kinds.Store:
     """The rendezvous of this job in etcd."""
     spec = job(line, **environ)
-    assert (spec.backend, spec.master, spec.rules.store) == ("etcd", None, None)
-    assert spec.etcd is not None
-    return spec.etcd
+    assert (spec.rendezvous.backend, place_of(spec).master, place_of(spec).store) == ("etcd", None, None)
+    assert place_of(spec).etcd is not None
+    return place_of(spec).etcd
 
 
 @pytest.mark.parametrize(
@@ -49,26 +50,30 @@ def in_etcd(line: str, **environ: str) -> EtcdSpec:
     ],
 )
 def test_an_endpoint_names_the_members(endpoint: str, endpoints: list[tuple[str, int]]) -> None:
-    assert in_etcd(f"{TWO} --rdzv-endpoint={endpoint}") == EtcdSpec(tuple(endpoints))
+    assert in_etcd(f"{TWO} --rdzv-endpoint={endpoint}") == kinds.Store(tuple(endpoints))
 
 
 def test_blanks_between_members_and_in_a_prefix_are_kept_apart() -> None:
     argv = [*TWO.split(), "--rdzv-endpoint", " a , b:1 ", "--rdzv-conf=prefix=jobs/of us", "train.py"]
-    assert parse(argv, {}).etcd == EtcdSpec((("a", 2379), ("b", 1)), "/jobs/of us")
+    assert place_of(parse(argv, {})).etcd == kinds.Store((("a", 2379), ("b", 1)), "/jobs/of us")
 
 
 @pytest.mark.parametrize("line", ["--nnodes=1", "--nnodes=1:1 --rdzv-endpoint=a,b", "--standalone --rdzv-endpoint=a:x"])
 def test_a_single_node_needs_no_rendezvous_and_no_package(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "etcd3", None)
     spec = job(f"--rdzv-backend=etcd {line}", DLROVER_ETCD_PASSWORD="")
-    assert (spec.backend, spec.etcd, spec.rules) == ("memory", None, watched(JobRules(lost_after=0.0)))
+    assert (spec.rendezvous.backend, place_of(spec).etcd, spec.rules) == (
+        "memory",
+        None,
+        watched(JobRules(lost_after=0.0)),
+    )
 
 
 def test_ranks_names_and_rules_are_those_of_a_job_with_a_master() -> None:
     """Except that a node is lost when its lease expires, not after a timeout, unless `lost_after` is given."""
     spec = job(f"{AT_A} --spares=1 --node-unit=2", NODE_RANK="3", NODE_ID="pod-1", DLROVER_MASTER_ADDR="m:x")
     assert spec.rules == watched(JobRules(min_nodes=2, max_nodes=2, spares=1, node_unit=2, lost_after=0.0))
-    assert (spec.node_rank, spec.node_id, spec.run_id, spec.etcd) == (3, "pod-1", "none", EtcdSpec(A))
+    assert (spec.node_rank, spec.node_id, spec.run_id, place_of(spec).etcd) == (3, "pod-1", "none", kinds.Store(A))
 
 
 @pytest.mark.parametrize(
@@ -81,7 +86,7 @@ def test_ranks_names_and_rules_are_those_of_a_job_with_a_master() -> None:
     ],
 )
 def test_the_prefix_is_normalized(conf: str, prefix: str) -> None:
-    assert in_etcd(f"{AT_A} --rdzv-conf={conf}") == EtcdSpec(A, prefix)
+    assert in_etcd(f"{AT_A} --rdzv-conf={conf}") == kinds.Store(A, prefix)
 
 
 @pytest.mark.parametrize(
@@ -100,7 +105,7 @@ def test_the_prefix_is_normalized(conf: str, prefix: str) -> None:
 def test_https_or_any_tls_file_encrypts(endpoint: str, conf: str, names: tuple[str, ...] | None, here: Path) -> None:
     """Without a CA file the authorities of the system are trusted."""
     pems = write_pems(here)
-    tls = None if names is None else TlsSpec(**{name: pems[name] for name in names})
+    tls = None if names is None else kinds.TlsSpec(**{name: pems[name] for name in names})
     assert in_etcd(f"{TWO} --rdzv-endpoint={endpoint} --rdzv-conf={conf}").tls == tls
 
 
@@ -148,5 +153,7 @@ def test_a_configuration_of_several_nodes_is_the_same_job(here: Path, monkeypatc
     spec = launched(config, monkeypatch)
     assert spec.rules == watched(JobRules(min_nodes=1, max_nodes=4, spares=1, max_restarts=3, lost_after=0.0))
     members = (("a", 2379), ("b", 1))
-    assert spec.etcd == EtcdSpec(members, "/dlrover-run", "root", "open-sesame", TlsSpec(ca=pems["ca"]))
-    assert (spec.backend, spec.run_id, spec.node_rank, spec.workers_per_node) == ("etcd", "none", 1, 2)
+    assert place_of(spec).etcd == kinds.Store(
+        members, "/dlrover-run", "root", "open-sesame", kinds.TlsSpec(ca=pems["ca"])
+    )
+    assert (spec.rendezvous.backend, spec.run_id, spec.node_rank, spec.workers_per_node) == ("etcd", "none", 1, 2)

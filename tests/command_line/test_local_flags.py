@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from command_lines import fake_etcd3, isolate, job, parsed, watched
 from msgspec.structs import replace
+from places import place_of
 from policy_parts import check_rules, fold
 
 from dlrover_run import exit_codes
@@ -18,9 +19,10 @@ from dlrover_run.coordination.rules import JobRules
 from dlrover_run.features.local_nodes import network
 from dlrover_run.features.local_nodes.flags import LOCAL_CLUSTER
 from dlrover_run.features.node_check.decision.rules import CHECK_ONCE, HealthRules
-from dlrover_run.spec import LocalSpec, MasterSpec
+from dlrover_run.rendezvous import kinds
+from dlrover_run.spec import LocalSpec
 
-OWN_MASTER = MasterSpec(host="127.0.0.1", port=0, is_host=False)
+OWN_MASTER = kinds.Master(host="127.0.0.1", port=0, is_host=False)
 IN_ETCD = "--rdzv-backend=etcd --rdzv-endpoint=etcd0:4000"
 WITHOUT_EFFECT = "has no effect with --local-nodes, which starts its own master."
 
@@ -53,7 +55,7 @@ def rules(least: int, most: int, **others: int) -> JobRules:
 def test_local_nodes_use_a_local_master(line: str, local: LocalSpec, least: int, most: int) -> None:
     spec = job(line)
     assert (spec.local, spec.rules) == (local, rules(least, most))
-    assert (spec.backend, spec.master, spec.etcd) == ("master", OWN_MASTER, None)
+    assert (spec.rendezvous.backend, place_of(spec).master, place_of(spec).etcd) == ("master", OWN_MASTER, None)
 
 
 def test_each_job_on_local_nodes_has_its_own_name_unless_it_is_given_one() -> None:
@@ -112,9 +114,9 @@ def test_local_nodes_ignore_the_rank_and_the_name_of_the_machine() -> None:
 @pytest.mark.parametrize("nodes", ["1", "2:3"])
 def test_local_nodes_use_an_etcd_that_is_given(nodes: str) -> None:
     spec = job(f"--local-nodes={nodes} {IN_ETCD} --rdzv-id=mine", DLROVER_MASTER_ADDR="a")
-    assert spec.etcd is not None
-    assert (spec.backend, spec.master, spec.run_id) == ("etcd", None, "mine")
-    assert (spec.etcd.endpoints, spec.rules.lost_after) == ((("etcd0", 4000),), 0.0)
+    assert place_of(spec).etcd is not None
+    assert (spec.rendezvous.backend, place_of(spec).master, spec.run_id) == ("etcd", None, "mine")
+    assert (place_of(spec).etcd.endpoints, spec.rules.lost_after) == ((("etcd0", 4000),), 0.0)
 
 
 @pytest.mark.parametrize(
@@ -138,7 +140,7 @@ def test_options_of_a_master_have_no_effect_on_a_local_master(
     line: str, environ: dict[str, str], without: list[str]
 ) -> None:
     spec, warnings = parsed(f"--local-nodes=2 {line}", **environ)
-    assert (spec.backend, spec.master, spec.rules) == ("master", OWN_MASTER, rules(2, 2))
+    assert (spec.rendezvous.backend, place_of(spec).master, spec.rules) == ("master", OWN_MASTER, rules(2, 2))
     assert sorted(warnings) == sorted(f"{what} {WITHOUT_EFFECT}" for what in without)
 
 
@@ -158,7 +160,7 @@ def test_surplus_local_nodes_are_spares(line: str, spares: int) -> None:
 
 def test_local_nodes_may_share_an_address() -> None:
     assert job("--local-nodes=2 --local-addr=127.0.0.2").local_addr == "127.0.0.2"
-    assert job("--local-nodes=2", PET_STANDALONE="0").backend == "master"
+    assert job("--local-nodes=2", PET_STANDALONE="0").rendezvous.backend == "master"
 
 
 def test_a_variable_for_isolated_nodes_is_a_warning_without_local_nodes() -> None:
@@ -169,7 +171,7 @@ def test_a_variable_for_isolated_nodes_is_a_warning_without_local_nodes() -> Non
 def test_isolated_local_nodes_are_accepted_where_possible(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(network, "why_not", lambda: None)
     spec = job("--local-nodes=2 --isolate-nodes", PET_RDZV_BACKEND="c10d")
-    assert (spec.local, spec.master) == (LocalSpec(2, 2, isolated=True), OWN_MASTER)
+    assert (spec.local, place_of(spec).master) == (LocalSpec(2, 2, isolated=True), OWN_MASTER)
 
 
 def test_isolated_local_nodes_are_refused_in_one_line_elsewhere(

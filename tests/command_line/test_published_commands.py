@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from command_lines import count, fake_etcd3, isolate, watched
 from msgspec.structs import replace
+from places import place_of
 from published_commands import (
     CHAOS_ARTICLE,
     CHAOS_BY_HAND,
@@ -85,9 +86,9 @@ def job_of(text: str, directory: Path, **environ: str) -> JobSpec:
 @every_block
 def test_a_block_in_a_pod_is_a_job_of_three_to_four_nodes_at_the_master(text: str, tmp_path: Path) -> None:
     spec = job_of(text, tmp_path, **torch_pod(4, rank=1))
-    assert (spec.backend, spec.rules) == ("master", RULES)
-    assert spec.master is not None
-    assert (spec.master.host, spec.master.port) == ("elasticjob-chaos-test-dlrover-master", 50001)
+    assert (spec.rendezvous.backend, spec.rules) == ("master", RULES)
+    assert place_of(spec).master is not None
+    assert (place_of(spec).master.host, place_of(spec).master.port) == ("elasticjob-chaos-test-dlrover-master", 50001)
     # The replacement has its own number and prefers the rank of the node that it replaces.
     assert (spec.node_id, spec.node_rank, spec.local) == ("4", 1, None)
 
@@ -95,7 +96,7 @@ def test_a_block_in_a_pod_is_a_job_of_three_to_four_nodes_at_the_master(text: st
 @every_block
 def test_a_block_with_local_nodes_is_the_same_job_on_this_machine(text: str, tmp_path: Path) -> None:
     spec = job_of(text, tmp_path, PET_LOCAL_NODES="4", WORKER_NUM="4")
-    assert (spec.backend, spec.local) == ("master", LocalSpec(4, 4))
+    assert (spec.rendezvous.backend, spec.local) == ("master", LocalSpec(4, 4))
     # On one machine nodes start at about the same time, and a node that is cut off can be replaced at once.
     defaults = {name: getattr(RULES, name) for name in ("last_call_timeout", "lost_after", "cut_off_timeout")}
     assert replace(spec.rules, **defaults) == RULES
@@ -143,10 +144,10 @@ def test_kubedl_s_flags_and_the_arguments_of_its_container_are_a_job_in_etcd(mon
     words = [*KUBEDL_FLAGS, "train.py", *KUBEDL_ARGS[1:]]
     spec = parse(words, KUBEDL_POD, count_workers=count, warn=warnings.append)
     assert warnings == []
-    assert (spec.backend, spec.run_id, spec.workers_per_node) == ("etcd", "resnet", 1)
+    assert (spec.rendezvous.backend, spec.run_id, spec.workers_per_node) == ("etcd", "resnet", 1)
     assert (spec.rules.min_nodes, spec.rules.max_nodes) == (1, 3)
-    assert spec.etcd is not None
-    assert spec.etcd.endpoints == (("etcd-service", 2379),)
+    assert place_of(spec).etcd is not None
+    assert place_of(spec).etcd.endpoints == (("etcd-service", 2379),)
     assert (spec.entrypoint.target, list(spec.entrypoint.args)) == ("train.py", KUBEDL_ARGS[1:])
 
 
@@ -156,5 +157,5 @@ def test_the_environment_of_a_workers_pod_has_no_effect_on_tf_ps_run() -> None:
     warnings: list[str] = []
     spec = tf_ps_run.parse(flags, TF_WORKER_POD, warn=warnings.append)
     assert warnings == []
-    assert spec.job.master is not None
-    assert f"{spec.job.master.host}:{spec.job.master.port}" == TF_WORKER_POD["DLROVER_MASTER_ADDR"]
+    assert place_of(spec.job).master is not None
+    assert f"{place_of(spec.job).master.host}:{place_of(spec.job).master.port}" == TF_WORKER_POD["DLROVER_MASTER_ADDR"]

@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from command_lines import AT_NODE0, error, fake_etcd3, isolate, job, launched, parsed, run_python, watched, write_pems
+from places import place_of
 
 from dlrover_run.api import LaunchConfig, elastic_launch
 from dlrover_run.cli import parse
@@ -23,7 +24,8 @@ from dlrover_run.features.autoscale.rules import AutoscaleRules
 from dlrover_run.features.node_check.decision.rules import CHECK_ONCE, HealthRules
 from dlrover_run.features.registry import decode_part
 from dlrover_run.launch_request import LaunchRequest
-from dlrover_run.spec import JobSpec, MasterSpec, SpecError, TlsSpec
+from dlrover_run.rendezvous import kinds
+from dlrover_run.spec import JobSpec, SpecError
 from dlrover_run.transport import messages
 
 SECRET = "open-sesame-open-sesame"
@@ -39,26 +41,26 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def at_master(line: str, **environ: str) -> MasterSpec:
+def at_master(line: str, **environ: str) -> kinds.Master:
     """The master of a job of two nodes."""
     spec, _ = parsed(f"--nnodes=2 {line}", **environ)
-    assert (spec.backend, spec.rules.store) == ("master", None)
-    assert spec.master is not None
-    return spec.master
+    assert (spec.rendezvous.backend, place_of(spec).store) == ("master", None)
+    assert place_of(spec).master is not None
+    return place_of(spec).master
 
 
 @pytest.mark.parametrize(("nodes", "least", "most"), [("2", 2, 2), ("1:2", 1, 2)])
 def test_several_nodes_use_the_master_of_the_endpoint(nodes: str, least: int, most: int) -> None:
     spec = job(f"--nnodes={nodes} --rdzv-backend=c10d --rdzv-endpoint=node0")
     assert spec.rules == watched(JobRules(min_nodes=least, max_nodes=most))
-    assert spec.master == MasterSpec("node0", 29400)
-    assert (spec.backend, spec.run_id, spec.node_rank, spec.node_id) == ("master", "none", None, "")
+    assert place_of(spec).master == kinds.Master("node0", 29400)
+    assert (spec.rendezvous.backend, spec.run_id, spec.node_rank, spec.node_id) == ("master", "none", None, "")
 
 
 @pytest.mark.parametrize("line", ["", "--standalone", f"--nnodes=1:1 {AT_NODE0}"])
 def test_a_single_node_needs_no_rendezvous(line: str) -> None:
     spec = job(line, DLROVER_MASTER_ADDR="node0:4000", NODE_RANK="3", NODE_ID="no/name", DLROVER_RDZV_TOKEN="")
-    assert (spec.backend, spec.master, spec.node_rank, spec.node_id) == ("memory", None, None, "")
+    assert (spec.rendezvous.backend, place_of(spec).master, spec.node_rank, spec.node_id) == ("memory", None, None, "")
     assert spec.rules == watched(JobRules(lost_after=0.0))
 
 
@@ -67,13 +69,13 @@ def test_a_single_node_needs_no_rendezvous(line: str) -> None:
 )
 def test_one_node_with_a_spare_needs_a_rendezvous(backend: str, rules: JobRules) -> None:
     spec = job(f"--spares=1 --rdzv-backend={backend} --rdzv-endpoint=node0")
-    assert (spec.backend, spec.rules) == (backend, watched(rules))
+    assert (spec.rendezvous.backend, spec.rules) == (backend, watched(rules))
 
 
 def test_static_nodes_have_ranks_a_store_and_no_master() -> None:
     spec = job("--nnodes=2 --node-rank=1 --master-addr=node0", NODE_RANK="7")
-    assert (spec.backend, spec.master, spec.node_rank) == ("static", None, 1)
-    assert spec.rules == JobRules(min_nodes=2, max_nodes=2, lost_after=0.0, store=("node0", 29500))
+    assert (spec.rendezvous, spec.node_rank) == (kinds.Static(("node0", 29500)), 1)
+    assert spec.rules == JobRules(min_nodes=2, max_nodes=2, lost_after=0.0)
     assert parsed("--nnodes=2")[0].node_rank == 0
 
 
@@ -116,7 +118,7 @@ def test_the_endpoint_takes_precedence_over_the_variable(line: str, host: str, p
     "line", ["--rdzv-backend=static", "--rdzv-endpoint=node0:1", "--master-addr=node0", "--master-port=1"]
 )
 def test_a_flag_of_static_rendezvous_takes_precedence_over_the_variable(line: str) -> None:
-    assert parsed(f"--nnodes=2 {line}", DLROVER_MASTER_ADDR="master.svc:4001")[0].backend == "static"
+    assert parsed(f"--nnodes=2 {line}", DLROVER_MASTER_ADDR="master.svc:4001")[0].rendezvous.backend == "static"
 
 
 @pytest.mark.parametrize(
@@ -221,8 +223,8 @@ def test_keys_of_torchrun_without_meaning_here_have_no_effect() -> None:
 def test_tls_files_become_absolute_paths(here: Path) -> None:
     pems = write_pems(here)
     master = at_master(f"{AT_NODE0} --rdzv-conf=tls_ca=ca,tls_cert=cert,tls_key=key,auth=required")
-    assert (master.tls, master.auth_required) == (TlsSpec(**pems), True)
-    assert at_master(f"{AT_NODE0} --rdzv-conf=tls_ca=ca").tls == TlsSpec(ca=pems["ca"])
+    assert (master.tls, master.auth_required) == (kinds.TlsSpec(**pems), True)
+    assert at_master(f"{AT_NODE0} --rdzv-conf=tls_ca=ca").tls == kinds.TlsSpec(ca=pems["ca"])
 
 
 # --- Secrets. One function reads and validates both kinds.
@@ -230,10 +232,10 @@ def test_tls_files_become_absolute_paths(here: Path) -> None:
 
 def secret_of(spec: JobSpec) -> str:
     """The job's token or password."""
-    if spec.etcd is not None:
-        return spec.etcd.password
-    assert spec.master is not None
-    return spec.master.token
+    if place_of(spec).etcd is not None:
+        return place_of(spec).etcd.password
+    assert place_of(spec).master is not None
+    return place_of(spec).master.token
 
 
 every_secret = pytest.mark.parametrize(
@@ -385,14 +387,14 @@ def test_a_configuration_of_several_nodes_is_the_same_job(here: Path, monkeypatc
             parts=(HealthRules(check=CHECK_ONCE, exclude_stragglers=1, straggler_threshold=1.5),),
         )
     )
-    assert spec.master == MasterSpec("node0", 4000, is_host=True, token=SECRET)
+    assert place_of(spec).master == kinds.Master("node0", 4000, is_host=True, token=SECRET)
     assert (spec.run_id, spec.node_rank, spec.workers_per_node) == ("none", 1, 2)
 
 
 def test_a_configuration_finds_its_master_by_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DLROVER_MASTER_ADDR", "node0:4000")
     spec = launched(LaunchConfig(2, 2, 1, run_id="job7"), monkeypatch)
-    assert (spec.master, spec.run_id) == (MasterSpec("node0", 4000, is_host=False), "job7")
+    assert (place_of(spec).master, spec.run_id) == (kinds.Master("node0", 4000, is_host=False), "job7")
 
 
 def test_a_value_with_a_comma_is_refused() -> None:

@@ -34,6 +34,7 @@ from dlrover_run.features.events.records import Event, Events
 from dlrover_run.output.relay_client import RelayClient
 from dlrover_run.output.run_directory import create_run_dir, make_temp_dir
 from dlrover_run.processes import tree, watchdog
+from dlrover_run.rendezvous import kinds
 from dlrover_run.spec import Entrypoint, JobSpec
 from dlrover_run.words.reasons import Code, Reasons, sentence
 from dlrover_run.workers.adapter import TorchAdapter
@@ -203,7 +204,7 @@ class ScriptedAgent:
             **{
                 "entrypoint": Entrypoint("program", "/bin/sh", ("-c", self.shell)),
                 "run_id": "job",
-                "backend": "master",
+                "rendezvous": kinds.Master("node0", 29400),
                 "shutdown_timeout": PATIENCE,
                 **self.spec,
             }

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from dlrover_run.spec import EtcdSpec, TlsSpec
+from dlrover_run.rendezvous import kinds
 from dlrover_run.store.etcd.errors import error_for_status
 from dlrover_run.transport import auth, connection
 from dlrover_run.transport.grpc_errors import ConnectionProblem
@@ -20,7 +20,7 @@ def of_master(details: str, *, encrypted: bool = False) -> str:
 
 
 def of_etcd(details: str) -> str:
-    return str(error_for_status("UNAVAILABLE", details, EtcdSpec((("10.0.0.1", 2379),))))
+    return str(error_for_status("UNAVAILABLE", details, kinds.Store((("10.0.0.1", 2379),))))
 
 
 @pytest.mark.parametrize(
@@ -71,10 +71,10 @@ def test_what_a_master_with_tls_does_is_reported(words: str, clause: str) -> Non
 def test_the_files_of_tls_are_read_in_the_order_of_grpc(tmp_path: Path) -> None:
     for name in ("ca", "key", "cert"):
         (tmp_path / name).write_text(name)
-    tls = TlsSpec(ca=f"{tmp_path}/ca", cert=f"{tmp_path}/cert", key=f"{tmp_path}/key")
+    tls = kinds.TlsSpec(ca=f"{tmp_path}/ca", cert=f"{tmp_path}/cert", key=f"{tmp_path}/key")
     assert auth.read_tls_files(tls) == (b"ca", b"key", b"cert")
 
 
 def test_a_file_of_tls_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(auth.TlsFileError, match=r"a TLS file cannot be read \(No such file.*\): .*/gone"):
-        auth.read_tls_files(TlsSpec(ca=f"{tmp_path}/gone"))
+        auth.read_tls_files(kinds.TlsSpec(ca=f"{tmp_path}/gone"))

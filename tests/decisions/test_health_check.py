@@ -45,6 +45,7 @@ from dlrover_run.features.node_check.node.check_workers import find_slow, link_r
 from dlrover_run.features.node_check.node.health_check import HealthCheckRunner
 from dlrover_run.features.node_check.node.machine import NodeProblem
 from dlrover_run.processes.process import ProcessSpec, spawn
+from dlrover_run.rendezvous import kinds
 from dlrover_run.spec import Entrypoint, JobSpec
 from dlrover_run.workers.template_client import Template
 
@@ -153,7 +154,9 @@ class TestComputing:
         assert {check_report(status).check_port for status in agent_run.statuses} == {0}
 
     def test_static_ranks_of_several_nodes_are_not_checked(self, workspace: Workspace) -> None:
-        agent = workspace.agent(backend="static", rules={"max_nodes": 2}).on(WAITING, training(rank_assignment(), 1))
+        agent = workspace.agent(rendezvous=kinds.Static(("node0", 1)), rules={"max_nodes": 2}).on(
+            WAITING, training(rank_assignment(), 1)
+        )
         agent.on(SUCCEEDED, FINISHED).run()
         assert workspace.orders == []
 
@@ -390,7 +393,8 @@ class CheckRun:
     def __init__(self, workers: int = 1) -> None:
         entrypoint = Entrypoint("script", "x.py", python=sys.executable)
         rules = JobRules(parts=(HealthRules(check=CHECK_ONCE),))
-        spec = JobSpec(entrypoint, "job", workers, rules, backend="master", start_method="forkserver")
+        place = kinds.Master("node0", 29400)
+        spec = JobSpec(entrypoint, "job", workers, rules, rendezvous=place, start_method="forkserver")
         self.workers = Workers(spec)
         self._news = asyncio.Event()
         starter: Any = self.workers

@@ -33,6 +33,7 @@ from dlrover_run.features.node_check.node.health_table import (
     render_own_status,
 )
 from dlrover_run.features.node_check.node.node_checks import HealthReporter
+from dlrover_run.rendezvous import kinds
 from dlrover_run.spec import Entrypoint, JobSpec
 from dlrover_run.words.reasons import sentence
 from dlrover_run.workers.reporter import ProgressReporter
@@ -239,7 +240,7 @@ def narrated(
     spec = JobSpec(
         entrypoint=Entrypoint("program", "/bin/sh", ("-c", "")),
         run_id="job",
-        backend="master",
+        rendezvous=kinds.Master("node0", 29400),
         rules=rules or JobRules(),
     )
 

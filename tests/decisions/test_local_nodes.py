@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from msgspec.structs import replace
+from places import place_of
 from virtual_loop import run_virtually
 
 from dlrover_run.agent.result import JobResult
@@ -25,11 +26,12 @@ from dlrover_run.features.local_nodes.cluster_master import RESTART_PAUSE, Clust
 from dlrover_run.features.local_nodes.nodes import decode, end_of, environment_of, spec_of
 from dlrover_run.features.local_nodes.supervision import EndKind, LocalNode, job_result
 from dlrover_run.launch_request import command
+from dlrover_run.rendezvous import kinds
 from dlrover_run.rendezvous.master.launcher import MasterNotReady
-from dlrover_run.spec import Entrypoint, JobSpec, LocalSpec, LogSpec, MasterSpec
+from dlrover_run.spec import Entrypoint, JobSpec, LocalSpec, LogSpec
 
 JOB = JobSpec(Entrypoint("script", "train.py"), "run", local=LocalSpec(2, 3), exit_codes="torchrun")
-MASTER = MasterSpec("127.0.0.1", 1234, token="hush")
+MASTER = kinds.Master("127.0.0.1", 1234, token="hush")
 REPLACEMENT = LocalNode(number=4, place=1)
 
 
@@ -46,7 +48,7 @@ FAILED = worker_end(3, 7)
 def test_a_node_is_known_by_its_number_and_prefers_the_rank_of_its_place() -> None:
     spec = spec_of(JOB, REPLACEMENT, MASTER)
     assert (spec.node_id, spec.node_rank, spec.console_name) == ("node-4", 1, "node 4")
-    assert (spec.local, spec.master, spec.run_id) == (None, MASTER, JOB.run_id)
+    assert (spec.local, place_of(spec).master, spec.run_id) == (None, MASTER, JOB.run_id)
     assert spec.exit_codes == "precise", "the supervisor tells ends apart by our own codes"
 
 

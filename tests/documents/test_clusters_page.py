@@ -9,6 +9,7 @@ import pytest
 from cluster_environments import INDEXED_JOB, OPEN_MPI, SLURM, TRAINJOB, Recorded
 from command_lines import isolate
 from doc_pages import _FENCE, DOCS, run_block
+from places import place_of
 
 from dlrover_run.cli import parse
 from dlrover_run.spec import JobSpec
@@ -48,7 +49,7 @@ def started(block: re.Match[str], recorded: Recorded, directory: Path) -> list[s
 
 
 def place(spec: JobSpec) -> str:
-    return spec.master.host if spec.master else (spec.rules.store or ("", 0))[0]
+    return place_of(spec).master.host if place_of(spec).master else (place_of(spec).store or ("", 0))[0]
 
 
 @pytest.mark.parametrize("title", CLUSTERS)

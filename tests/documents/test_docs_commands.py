@@ -36,6 +36,7 @@ from doc_pages import (
     run_block,
 )
 from harness import OURS, WAIT, finish, start
+from places import place_of
 from torchrun_tables import VERSIONS, torchrun
 
 from dlrover_run.cli import parse
@@ -380,8 +381,13 @@ def test_the_slurm_scripts_start_the_launcher(block: Block, tmp_path: Path) -> N
     }
     spec = job_of(run_block(block.text, tmp_path, stand_ins, SLURM.environ), dict(SLURM.environ))
     assert isinstance(spec, JobSpec)
-    assert spec.master is not None
-    assert (spec.backend, spec.master.host, spec.run_id, spec.workers_per_node) == ("master", "gpu07", "4711.0", 8)
+    assert place_of(spec).master is not None
+    assert (spec.rendezvous.backend, place_of(spec).master.host, spec.run_id, spec.workers_per_node) == (
+        "master",
+        "gpu07",
+        "4711.0",
+        8,
+    )
     assert spec.rules.max_nodes == 4
     (options,) = re.findall(r"^#SBATCH (.*--nodes.*)$", block.text, re.MULTILINE)
     assert {"--nodes=4", "--ntasks-per-node=1", "--gpus-per-node=8"} <= set(options.split())

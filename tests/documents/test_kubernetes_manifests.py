@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 from doc_pages import PAGES, blocks
+from places import place_of
 
 from dlrover_run.cli import parse
 from dlrover_run.environment.records import Context
@@ -219,8 +220,8 @@ def test_the_command_of_a_pod_starts_the_whole_job(group: str, document: Manifes
     for job in jobs(document):
         assert job["completions"] == job["parallelism"] == spec.rules.max_nodes
         if any(word.startswith("--rdzv-endpoint") for word in words):
-            assert spec.master is not None
-            assert spec.master.host == f"{document['metadata']['name']}-0.{pod['subdomain']}"
+            assert place_of(spec).master is not None
+            assert place_of(spec).master.host == f"{document['metadata']['name']}-0.{pod['subdomain']}"
     assert spec.rules.max_nodes > 1
     if (gpus := container.get("resources", {}).get("limits", {}).get("nvidia.com/gpu")) is not None:
         assert spec.workers_per_node == gpus

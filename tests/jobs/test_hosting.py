@@ -34,9 +34,9 @@ from harness import (
 )
 
 from dlrover_run.processes import tree
+from dlrover_run.rendezvous import kinds
 from dlrover_run.rendezvous.master import launcher as master_launcher
 from dlrover_run.rendezvous.master.launcher import CannotLaunchMaster, MasterLauncher
-from dlrover_run.spec import MasterSpec
 from dlrover_run.transport.addresses import is_local_address, resolve, route_source
 
 AT_A_WORD = """
@@ -186,7 +186,7 @@ class Outcome(NamedTuple):
     lines: list[str]
 
 
-def host_alone(spec: MasterSpec) -> Outcome:
+def host_alone(spec: kinds.Master) -> Outcome:
     """Have a node check once whether it has to start a master, and kill what it started."""
 
     async def look() -> Outcome:
@@ -205,19 +205,19 @@ def host_alone(spec: MasterSpec) -> Outcome:
 
 def test_no_master_is_started_where_a_process_listens() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
-        outcome = host_alone(MasterSpec("127.0.0.1", server.getsockname()[1], is_host=True))
+        outcome = host_alone(kinds.Master("127.0.0.1", server.getsockname()[1], is_host=True))
     assert outcome == (0, None, [])
 
 
 @pytest.mark.parametrize("is_host", [None, False])
 def test_a_node_that_is_not_the_host_starts_no_master(free_port: int, is_host: bool | None) -> None:
     place = "192.0.2.1" if is_host is None else "127.0.0.1"
-    outcome = host_alone(MasterSpec(place, free_port, is_host=is_host))
+    outcome = host_alone(kinds.Master(place, free_port, is_host=is_host))
     assert outcome == (0, None, [])
 
 
 def test_a_host_without_the_address_reports_what_to_do(free_port: int) -> None:
-    started, problem, lines = host_alone(MasterSpec("192.0.2.1", free_port, is_host=True))
+    started, problem, lines = host_alone(kinds.Master("192.0.2.1", free_port, is_host=True))
     # Whoever ends for it says so.
     assert (started, lines) == (0, [])
     assert problem is not None
@@ -243,13 +243,13 @@ def test_a_first_node_whose_machine_is_not_that_of_mpirun_ends_at_once(tmp_path:
 
 
 def test_a_bind_address_replaces_the_address_of_the_endpoint(free_port: int) -> None:
-    started, problem, lines = host_alone(MasterSpec("192.0.2.1", free_port, is_host=True, bind="127.0.0.1"))
+    started, problem, lines = host_alone(kinds.Master("192.0.2.1", free_port, is_host=True, bind="127.0.0.1"))
     assert (started, problem, lines) == (1, None, [])
 
 
 def test_why_a_master_cannot_start_is_left_to_the_caller(free_port: int, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    _, problem, lines = host_alone(MasterSpec("127.0.0.1", free_port, state_dir=str(tmp_path / "file")))
+    _, problem, lines = host_alone(kinds.Master("127.0.0.1", free_port, state_dir=str(tmp_path / "file")))
     assert lines == []
     assert problem is not None
     assert problem.startswith("no master can be started on this node: ")
@@ -266,7 +266,7 @@ def test_a_master_that_never_reports_that_it_listens_is_killed(
 
     async def look() -> None:
         lines: list[str] = []
-        host = MasterLauncher(MasterSpec("127.0.0.1", free_port), lines.append)
+        host = MasterLauncher(kinds.Master("127.0.0.1", free_port), lines.append)
         await host.ensure(await resolve("127.0.0.1", free_port))
         with watched(*host.pids) as pidfds:
             assert still_alive(pidfds, WAIT) == 0
@@ -276,9 +276,9 @@ def test_a_master_that_never_reports_that_it_listens_is_killed(
 
 
 def test_a_public_listener_without_protection_gives_a_warning(free_port: int) -> None:
-    lines = host_alone(MasterSpec("127.0.0.1", free_port, bind="0.0.0.0")).lines
+    lines = host_alone(kinds.Master("127.0.0.1", free_port, bind="0.0.0.0")).lines
     assert [line for line in lines if line.startswith("warning: the master listens on 0.0.0.0:")] == lines != []
-    lines = host_alone(MasterSpec("127.0.0.1", free_port, bind="0.0.0.0", token="secret")).lines
+    lines = host_alone(kinds.Master("127.0.0.1", free_port, bind="0.0.0.0", token="secret")).lines
     assert lines == []
 
 

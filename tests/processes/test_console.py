@@ -252,6 +252,7 @@ from dlrover_run.features.node_check.decision.model import HealthAssignment, Hea
 from dlrover_run.coordination.model import Assignment, RankAssignment, RoundKey, Waiting
 from dlrover_run.words.reasons import sentence
 from dlrover_run.output.relay_client import RelayClient
+from dlrover_run.rendezvous import kinds
 from dlrover_run.spec import Entrypoint, JobSpec
 
 console.REFRESH_SECONDS = 0.01
@@ -272,7 +273,7 @@ async def main(relay):
     loop.add_reader(0, lambda: spoken.put_nowait(os.read(0, 1)))
     columns = lambda: console.terminal_columns(2, "xterm")
     lines = console.Console(relay.write, columns, lambda: console.terminal_lines(2))
-    spec = JobSpec(entrypoint=Entrypoint("program", "x", ()), run_id="x", backend="master")
+    spec = JobSpec(entrypoint=Entrypoint("program", "x", ()), run_id="x", rendezvous=kinds.Master("node0", 29400))
     details = HealthReporter(spec, lines)
     reporter = ProgressReporter(spec, lines, lambda: details)
     reporter.update(checking("pending", "pending"))

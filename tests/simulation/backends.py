@@ -16,7 +16,7 @@ from dlrover_run.coordination.rules import JobRules
 from dlrover_run.rendezvous.kv.records import Keys
 from dlrover_run.rendezvous.local import LocalClient
 from dlrover_run.spec import Entrypoint, JobSpec
-from dlrover_run.store.etcd.operations import Put, Txn
+from dlrover_run.store.operations import Put, Txn
 from simulation.etcd import EtcdCluster
 from simulation.etcd_client import Client
 from simulation.etcd_laws import Store
@@ -157,4 +157,4 @@ class Backend:
 
     def _in_etcd(self, node: Node, spec: JobSpec, on_change: Callable[[], None]) -> NodeClient:
         client = Client(node, node.link, self._cluster, self._weather, node.burn)
-        return ClientInEtcd(node, replace(spec, backend="etcd", etcd=SPEC), on_change, self._store, client)
+        return ClientInEtcd(node, replace(spec, rendezvous=SPEC), on_change, self._store, client)

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from dlrover_run.store.etcd.operations import Delete, Get, Put, Txn, TxnResult
+from dlrover_run.store.operations import Delete, Get, Put, Txn, TxnResult
 from simulation.etcd import EtcdCluster
 from simulation.etcd_client import Client
 from simulation.loop import LoopProcess

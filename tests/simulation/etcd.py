@@ -10,13 +10,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dlrover_run.store.etcd.operations import (
+from dlrover_run.store.operations import (
     Absent,
     Change,
     Compacted,
     CreateRevisionIs,
     Delete,
-    EtcdUnavailable,
     Get,
     KeyValue,
     LeaseExpired,
@@ -24,6 +23,7 @@ from dlrover_run.store.etcd.operations import (
     ModRevisionIs,
     Put,
     Range,
+    StoreUnavailable,
     Txn,
     TxnResult,
 )
@@ -237,7 +237,7 @@ class EtcdCluster:
     def answer(self, act: Callable[[], Any]) -> Any:
         """Return the result of a request that has arrived. Raises Away, and the errors of `act`."""
         if self.away:
-            raise EtcdUnavailable("no member has a leader")
+            raise StoreUnavailable("no member has a leader")
         return act()
 
 

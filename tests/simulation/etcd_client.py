@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from dlrover_run.store.etcd.operations import EtcdMisconfigured, EtcdUnavailable, LeaseExpired, Range, Txn, TxnResult
+from dlrover_run.store.operations import LeaseExpired, Range, StoreMisconfigured, StoreUnavailable, Txn, TxnResult
 from simulation.etcd import EtcdCluster
 from simulation.etcd_watch import DENIED, REQUEST_TIMEOUT, TO_ETCD, Watch
 from simulation.loop import LoopProcess
@@ -85,13 +85,13 @@ class Client:
         self._closed = True
         self.cut()
         for watch in list(self._watches):
-            watch.end(EtcdUnavailable("the client is closed"))
+            watch.end(StoreUnavailable("the client is closed"))
 
     def cut(self) -> None:
         """Break all connections: the result of a request is unknown, and watches resume where they stopped."""
         self._connected = False
         for answer in list(self._pending):
-            _settle(answer, EtcdUnavailable("the connection was broken off"))
+            _settle(answer, StoreUnavailable("the connection was broken off"))
         for watch in list(self._watches):
             watch.break_off()
 
@@ -136,7 +136,7 @@ class Client:
         process = self.process
         answer = process.create_future()
         if self._closed or not process.alive:
-            raise EtcdUnavailable("the client is closed")
+            raise StoreUnavailable("the client is closed")
         self._pending[answer] = None
 
         def carry_out(is_answered: bool) -> None:
@@ -144,8 +144,8 @@ class Client:
                 # The caller has given up, and has cancelled the request in time.
                 return
             try:
-                result = EtcdMisconfigured(DENIED) if self.denied else self.cluster.answer(act)
-            except (EtcdUnavailable, LeaseExpired) as error:
+                result = StoreMisconfigured(DENIED) if self.denied else self.cluster.answer(act)
+            except (StoreUnavailable, LeaseExpired) as error:
                 result = error
             if is_answered:
                 self.send(TO_NODE, lambda: process.run(lambda: _settle(answer, result)))
@@ -160,7 +160,7 @@ class Client:
         def give_up() -> None:
             if not answer.done():
                 self._connected = False
-                _settle(answer, EtcdUnavailable(f"it did not answer within {REQUEST_TIMEOUT:g} s"))
+                _settle(answer, StoreUnavailable(f"it did not answer within {REQUEST_TIMEOUT:g} s"))
 
         self._over_connection(send)
         timer = process.call_later(REQUEST_TIMEOUT, give_up)

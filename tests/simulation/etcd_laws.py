@@ -7,7 +7,7 @@ from policy_parts import tasks_of
 
 from dlrover_run.coordination.model import OVER, Assignment, NodeKey, NodeReport, Plan, PlanPhase, RoundKey
 from dlrover_run.rendezvous.kv.records import Keys, StoredPlan, decode_record, wanted_value
-from dlrover_run.store.etcd.operations import KeyValue
+from dlrover_run.store.operations import KeyValue
 from simulation.etcd import EtcdCluster
 from simulation.laws import Laws
 from simulation.timeline import Process, demand

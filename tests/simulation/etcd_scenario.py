@@ -10,12 +10,13 @@ from msgspec.structs import replace
 
 from dlrover_run.coordination.model import OVER, Assignment, NodeReport, Plan
 from dlrover_run.coordination.rules import RESULT_RETENTION
+from dlrover_run.rendezvous import kinds
 from dlrover_run.rendezvous.kv import leader as etcd_leader
-from dlrover_run.rendezvous.kv.client import EtcdClient, lease_time
+from dlrover_run.rendezvous.kv.client import StoreClient, lease_time
 from dlrover_run.rendezvous.kv.records import Keys
 from dlrover_run.rendezvous.kv.requests import REQUEST_LEASE
-from dlrover_run.spec import EtcdSpec, JobSpec
-from dlrover_run.store.etcd.operations import KeyValue
+from dlrover_run.spec import JobSpec
+from dlrover_run.store.operations import KeyValue
 from simulation.etcd import EXPIRY_TICK, EtcdCluster
 from simulation.etcd_client import Client
 from simulation.etcd_faults import EtcdFaults
@@ -27,13 +28,13 @@ from simulation.scenario import TROUBLES, Scenario
 from simulation.timeline import Timeline, demand
 from simulation.torch.program import TorchProgram
 
-SPEC = EtcdSpec(endpoints=(("10.0.0.1", 2379),))
+SPEC = kinds.Store(endpoints=(("10.0.0.1", 2379),))
 
 NEIGHBOUR = f"{SPEC.prefix}/job/team/plan"
 """The key of another job, whose prefix is the name of this job."""
 
 
-class WatchedEtcdClient(WatchedClient, EtcdClient):
+class WatchedEtcdClient(WatchedClient, StoreClient):
     """The etcd client of the product, with checks of the laws."""
 
     def __init__(self, node: Node, store: Store, *given: Any) -> None:
@@ -148,7 +149,7 @@ class EtcdScenario(Scenario):
     def _open_client(self, node: Node, spec: JobSpec, on_change: Callable[[], None]) -> NodeClient:
         client = Client(node, node.link, self.cluster, self.place.weather, node.burn)
         self.clients[node] = client
-        spec = replace(spec, backend="etcd", etcd=SPEC)
+        spec = replace(spec, rendezvous=SPEC)
         return ClientInEtcd(node, spec, on_change, self.store, client)
 
     def _may_stay(self, node: Node) -> bool:

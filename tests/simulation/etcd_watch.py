@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from dlrover_run.store.etcd.operations import Change, Compacted, EtcdMisconfigured, EtcdUnavailable, Range
+from dlrover_run.store.operations import Change, Compacted, Range, StoreMisconfigured, StoreUnavailable
 from simulation.etcd import Follower
 from simulation.network import TO_MASTER, TO_NODE
 
@@ -55,7 +55,7 @@ class Watch:
     async def after(self, revision: int) -> AsyncIterator[Sequence[Change]]:
         """Yield the changes after that revision."""
         if any(revision < start - 1 for start in self._starts.values()):
-            raise EtcdUnavailable("etcd has lost data since the watch began")
+            raise StoreUnavailable("etcd has lost data since the watch began")
         while True:
             while not self._received:
                 await self._wait()
@@ -115,7 +115,7 @@ class Watch:
         if connection != self._connection:
             return
         if self._client.denied:
-            denied = EtcdMisconfigured(DENIED)
+            denied = StoreMisconfigured(DENIED)
             client.send(TO_NODE, lambda: client.process.run(lambda: self._fail(connection, denied)))
             return
 
@@ -133,7 +133,7 @@ class Watch:
             client.send(TO_NODE, lambda: client.process.run(lambda: self._note_begun(connection, range, start)))
         except Compacted:
             client.send(TO_NODE, lambda: client.process.run(lambda: self._fail(connection, Compacted())))
-        except EtcdUnavailable:
+        except StoreUnavailable:
             client.send(TO_NODE, lambda: client.process.run(lambda: self._retry(connection, "no member has a leader")))
 
     def _notify(self, range: Range, connection: int, revision: int, changes: list[Change]) -> None:
@@ -172,7 +172,7 @@ class Watch:
         if self._client.process.timeline.random.random() < 0.5:
             self.break_off()
         else:
-            self.end(EtcdUnavailable(why))
+            self.end(StoreUnavailable(why))
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

@@ -6,15 +6,16 @@ from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
 
+from dlrover_run.rendezvous import kinds
 from dlrover_run.rendezvous.master.client import MasterClient
-from dlrover_run.spec import JobSpec, MasterSpec
+from dlrover_run.spec import JobSpec
 from dlrover_run.transport.addresses import Address
 from dlrover_run.transport.connection import ConnectionLost
 from simulation.masters import Inbox, Masters
 from simulation.network import TO_MASTER, TO_NODE, Stream
 from simulation.nodes import Node, NodeClient, WatchedClient
 
-SPEC = MasterSpec("10.0.0.1", 29400, is_host=False)
+SPEC = kinds.Master("10.0.0.1", 29400, is_host=False)
 
 
 class SimulatedConnection:
@@ -54,7 +55,7 @@ class ClientOfMaster(NodeClient):
         self._masters = masters
         # That of the node, and those of an operator on its machine.
         self._streams: list[Stream] = []
-        spec = replace(spec, backend="master", master=SPEC)
+        spec = replace(spec, rendezvous=SPEC)
         random = node.timeline.random.random
         self.client = WatchedMasterClient(
             node, spec, on_change, node.note, connect=self._connect, rng=random, reaches=node.reaches
@@ -69,7 +70,7 @@ class ClientOfMaster(NodeClient):
         for stream in self._streams:
             stream.cut()
 
-    def _connect(self, spec: MasterSpec, addresses: Sequence[Address]) -> SimulatedConnection:
+    def _connect(self, spec: kinds.Master, addresses: Sequence[Address]) -> SimulatedConnection:
         connection = SimulatedConnection(self._node, self._masters)
         self._streams.append(connection.stream)
         return connection

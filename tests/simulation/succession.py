@@ -20,9 +20,10 @@ from msgspec.structs import replace
 from dlrover_run.coordination.model import NodePhase, Plan, PlanPhase
 from dlrover_run.coordination.quorum import LostMaster
 from dlrover_run.coordination.rules import JobRules
+from dlrover_run.rendezvous import kinds
 from dlrover_run.rendezvous.master import client as master_client
 from dlrover_run.rendezvous.reach import Reach
-from dlrover_run.spec import JobSpec, MasterSpec
+from dlrover_run.spec import JobSpec
 from dlrover_run.transport.addresses import Address
 from dlrover_run.transport.connection import ConnectionLost
 from simulation.backends import WrittenNode
@@ -109,10 +110,10 @@ class PlacedClient(NodeClient):
     def __init__(self, world: World, node: Node, spec: JobSpec, on_change: Any) -> None:
         super().__init__(node)
         self._streams: list[Stream] = []
-        master = MasterSpec(ENDPOINT, 29400, is_host=node.address == ENDPOINT, hosts=world.listed)
-        spec = replace(spec, backend="master", master=master)
+        master = kinds.Master(ENDPOINT, 29400, is_host=node.address == ENDPOINT, hosts=world.listed)
+        spec = replace(spec, rendezvous=master)
 
-        def connect(spec: MasterSpec, addresses: Sequence[Address]) -> PlacedConnection:
+        def connect(spec: kinds.Master, addresses: Sequence[Address]) -> PlacedConnection:
             connection = PlacedConnection(world, node, addresses[0].host)
             self._streams.append(connection.stream)
             return connection
@@ -355,7 +356,7 @@ def play_world(world: World, seed: int) -> tuple[str, int]:
     with ExitStack() as stack:
         stack.enter_context(stand_ins(lambda: world.laws))
 
-        def launch(spec: MasterSpec, log: object, lost: LostMaster | None = None) -> Launcher:
+        def launch(spec: kinds.Master, log: object, lost: LostMaster | None = None) -> Launcher:
             return Launcher(world, spec.host, spec.host, lost)
 
         stack.enter_context(patch.object(master_client, "MasterLauncher", launch))

@@ -8,18 +8,18 @@ from typing import Any
 
 import pytest
 
-from dlrover_run.store.etcd.operations import (
+from dlrover_run.store.operations import (
     Absent,
     Change,
     Compacted,
     CreateRevisionIs,
     Delete,
-    EtcdUnavailable,
     Get,
     LeaseExpired,
     ModRevisionIs,
     Put,
     Range,
+    StoreUnavailable,
     Txn,
 )
 from simulation.bed import Bed
@@ -132,7 +132,7 @@ def test_a_request_may_be_carried_out_long_after_it_was_given_up() -> None:
         bed = Bed(seed)
         bed.do(bed.client.grant(5))
         bed.link.hold(TO_MASTER)
-        with pytest.raises(EtcdUnavailable):
+        with pytest.raises(StoreUnavailable):
             bed.do(bed.client.commit(Txn(then=(Put("a", b"1"),))))
         assert "a" not in bed.cluster.keys
         bed.wait(REQUEST_TIMEOUT)
@@ -153,7 +153,7 @@ def test_a_request_may_be_carried_out_twice() -> None:
 def test_no_answer_comes_while_etcd_is_away() -> None:
     bed = Bed()
     bed.cluster.away = True
-    with pytest.raises(EtcdUnavailable):
+    with pytest.raises(StoreUnavailable):
         bed.do(bed.client.grant(5))
     bed.cluster.come_back()
     assert bed.do(bed.client.grant(5)) in bed.cluster.leases
@@ -238,7 +238,7 @@ def test_a_watch_does_not_begin_while_etcd_is_away() -> None:
         async with bed.client.watch([Range("a")]):
             raise AssertionError("no server can have answered")
 
-    with pytest.raises(EtcdUnavailable):
+    with pytest.raises(StoreUnavailable):
         bed.do(begin())
 
 

@@ -38,11 +38,11 @@ from dlrover_run.rendezvous.cut_off import CutOffDetector
 from dlrover_run.rendezvous.kv import client as etcd_client
 from dlrover_run.rendezvous.kv import leader as etcd_leader
 from dlrover_run.rendezvous.kv import writer as etcd_writer
-from dlrover_run.rendezvous.kv.client import EtcdClient
+from dlrover_run.rendezvous.kv.client import StoreClient
 from dlrover_run.rendezvous.kv.election import Election
-from dlrover_run.rendezvous.kv.leader import EtcdLeader
+from dlrover_run.rendezvous.kv.leader import StoreLeader
 from dlrover_run.rendezvous.kv.writer import FencedWriter
-from dlrover_run.store.etcd.operations import Absent, Delete, Range, Txn
+from dlrover_run.store.operations import Absent, Delete, Range, Txn
 from simulation.disk import DiskJournal
 from simulation.etcd_watch import Watch
 from simulation.parameter_servers.program import ServersProgram
@@ -307,12 +307,12 @@ def always(*given: Any) -> Absent:
     return Absent(Range("/nobody/has/this"))
 
 
-def enter_without_asking(self: EtcdClient, own: str, status: NodeReport) -> Txn:
+def enter_without_asking(self: StoreClient, own: str, status: NodeReport) -> Txn:
     entry = real_entry(self, own, status)
     return Txn((), entry.then, entry.otherwise)
 
 
-real_entry = EtcdClient._join_txn
+real_entry = StoreClient._join_txn
 
 
 async def send_and_then_store(self: FencedWriter, values: Mapping[str, bytes], lease: int) -> None:
@@ -328,13 +328,13 @@ async def do_nothing(*given: Any) -> None:
     """Replace a function that is needed."""
 
 
-async def renew_and_hope(self: EtcdClient) -> None:
+async def renew_and_hope(self: StoreClient) -> None:
     while True:
         await asyncio.sleep(self._ttl / 3)
         await self._store.renew(self._lease)
 
 
-async def sweep(self: EtcdClient) -> None:
+async def sweep(self: StoreClient) -> None:
     """The last node to leave deletes all keys that begin with the name of the job."""
     await self._store.revoke(self._lease)
     everything = Delete(Range(self._keys.job, prefix=True))
@@ -344,12 +344,12 @@ async def sweep(self: EtcdClient) -> None:
 @contextmanager
 def leave_everything_behind() -> Iterator[None]:
     """Neither the last node nor a lease deletes the keys of a job."""
-    with patch.object(EtcdClient, "_leave", do_nothing), patch.object(etcd_leader, "RESULT_RETENTION", 3600.0):
+    with patch.object(StoreClient, "_leave", do_nothing), patch.object(etcd_leader, "RESULT_RETENTION", 3600.0):
         yield
 
 
 real_after = Watch.after
-real_take_over = EtcdLeader._take_over
+real_take_over = StoreLeader._take_over
 
 DEFECTS_IN_ETCD = {
     "an agent writes though another one is elected": Defect(
@@ -363,18 +363,20 @@ DEFECTS_IN_ETCD = {
     "a watch begins one revision too late": Defect(
         patched((Watch, "after"), by=lambda self, revision: real_after(self, revision + 1)), etcd=4
     ),
-    "a node does not notice that its lease is gone": Defect(patched((EtcdClient, "_renew"), by=renew_and_hope), etcd=2),
+    "a node does not notice that its lease is gone": Defect(
+        patched((StoreClient, "_renew"), by=renew_and_hope), etcd=2
+    ),
     "no agent stands for election": Defect(patched((Election, "_campaign"), by=do_nothing), etcd=15),
     "two processes may write the report of one node": Defect(
-        patched((EtcdClient, "_join_txn"), by=enter_without_asking), etcd=49
+        patched((StoreClient, "_join_txn"), by=enter_without_asking), etcd=49
     ),
     "the last node leaves all keys behind": Defect(leave_everything_behind, etcd=0),
-    "the last node deletes the keys of another job too": Defect(patched((EtcdClient, "_leave"), by=sweep), etcd=0),
+    "the last node deletes the keys of another job too": Defect(patched((StoreClient, "_leave"), by=sweep), etcd=0),
     "a coordinator counts epochs by revisions alone": Defect(
-        patched((EtcdLeader, "_first_epoch"), by=property(lambda self: self.leader.created)), etcd=240
+        patched((StoreLeader, "_first_epoch"), by=property(lambda self: self.leader.created)), etcd=240
     ),
     "the elected agent forgets the ranked nodes when it is elected": Defect(
-        patched((EtcdLeader, "_take_over"), by=lambda self, stored, now: real_take_over(self, None, now)), etcd=0
+        patched((StoreLeader, "_take_over"), by=lambda self, stored, now: real_take_over(self, None, now)), etcd=0
     ),
     "the end of a node's lease goes unnoticed": Defect(
         patched((Coordinator, "disconnect"), by=lambda self, key, now: None), etcd=43

@@ -12,6 +12,7 @@ import msgspec
 import pytest
 from command_lines import isolate
 from harness import WAIT
+from places import place_of
 
 from dlrover_run import exit_codes
 from dlrover_run.command_line.entry_point import run
@@ -169,10 +170,14 @@ def test_a_remote_request_is_sent_to_the_master_that_the_flags_name(
     monkeypatch.setenv("DLROVER_RDZV_TOKEN", "a secret")
     assert run(TF_PS_RUN, [*ELSEWHERE, *backend]) == exit_codes.SUCCESS
     ((spec, request),) = sent
-    assert spec.master is not None
-    assert (spec.run_id, spec.master.host, spec.master.port, spec.master.token) == ("ads", "node0", 4000, "a secret")
-    # The program that asks starts no master.
-    assert (spec.master.is_host, request) == (False, requested(ps=3))
+    assert place_of(spec).master is not None
+    assert (spec.run_id, place_of(spec).master.host, place_of(spec).master.port, place_of(spec).master.token) == (
+        "ads",
+        "node0",
+        4000,
+        "a secret",
+    )
+    assert request == requested(ps=3)
     assert "DLROVER_RDZV_TOKEN" not in os.environ
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from command_lines import fake_etcd3, isolate, run_python
+from places import place_of
 from policy_parts import cluster_rules
 
 from dlrover_run import exit_codes
@@ -55,7 +56,7 @@ def job_of(text: str, **environ: str) -> PsJobSpec:
 def test_a_bare_script_is_a_chief_a_worker_and_a_server_on_this_machine() -> None:
     spec = job_of("train.py --lr 0.1")
     assert set(spec.capacity) == {Capacity(Role.CHIEF, 1), Capacity(Role.WORKER, 1), Capacity(Role.PS, 1)}
-    assert (spec.job.backend, spec.job.rules.min_nodes, spec.job.rules.max_nodes) == ("memory", 1, 1)
+    assert (spec.job.rendezvous.backend, spec.job.rules.min_nodes, spec.job.rules.max_nodes) == ("memory", 1, 1)
     assert cluster_rules(spec.job.rules) == ClusterRules(min_workers=1, max_workers=1)
     assert (spec.job.entrypoint.target, spec.job.entrypoint.args) == ("train.py", ("--lr", "0.1"))
     assert (spec.job.start_method, spec.job.preload) == ("forkserver", PRELOAD)
@@ -107,24 +108,28 @@ def test_a_key_of_the_autoscaler_without_effect_is_warned_of(line: str, key: str
 def test_a_machine_with_a_role_hosts_one_process_of_it_in_a_job_of_any_number_of_nodes(role: str) -> None:
     spec = job_of(f"--role={role} --ps=2 {MANY} train.py")
     assert spec.capacity == (Capacity(Role(role), 1),)
-    assert (spec.job.backend, spec.job.rules.min_nodes, spec.job.rules.max_nodes) == ("master", 1, MAX_NODES)
-    assert spec.job.master is not None
-    assert (spec.job.master.host, spec.job.master.port, spec.job.run_id) == ("node0", 29400, "none")
+    assert (spec.job.rendezvous.backend, spec.job.rules.min_nodes, spec.job.rules.max_nodes) == ("master", 1, MAX_NODES)
+    assert place_of(spec.job).master is not None
+    assert (place_of(spec.job).master.host, place_of(spec.job).master.port, spec.job.run_id) == ("node0", 29400, "none")
     assert spec.job.role == role
 
 
 def test_machines_without_roles_may_share_a_job_and_an_evaluator_is_part_of_it_by_its_role() -> None:
     spec = job_of(f"--ps=4 --workers=8 {MANY} train.py")
-    assert (spec.job.backend, spec.slots(Role.PS), spec.slots(Role.WORKER)) == ("master", 4, 8)
+    assert (spec.job.rendezvous.backend, spec.slots(Role.PS), spec.slots(Role.WORKER)) == ("master", 4, 8)
     assert cluster_rules(job_of(f"--role=evaluator {MANY} train.py").job.rules).evaluator == 1
     assert job_of("--workers=0 train.py").slots(Role.WORKER) == 0
 
 
 def test_the_master_variable_counts_only_for_a_machine_with_a_role() -> None:
     spec = job_of("--role=ps train.py", DLROVER_MASTER_ADDR="master:5000")
-    assert spec.job.master is not None
-    assert (spec.job.master.host, spec.job.master.port, spec.job.master.is_host) == ("master", 5000, False)
-    assert job_of("train.py", DLROVER_MASTER_ADDR="master:5000").job.backend == "memory"
+    assert place_of(spec.job).master is not None
+    assert (place_of(spec.job).master.host, place_of(spec.job).master.port, place_of(spec.job).master.is_host) == (
+        "master",
+        5000,
+        False,
+    )
+    assert job_of("train.py", DLROVER_MASTER_ADDR="master:5000").job.rendezvous.backend == "memory"
 
 
 def test_the_node_id_of_a_pod_contains_its_role() -> None:
@@ -141,14 +146,14 @@ def test_master_and_etcd_have_the_settings_that_dlrover_run_has(here: Path, monk
     spec = job_of(
         f"--role=ps {MANY} --rdzv-id=ads --rdzv-conf=token_file=token,state_dir=state,join_timeout=5 train.py"
     )
-    assert spec.job.master is not None
-    assert (spec.job.master.token, spec.job.master.state_dir) == (SECRET, str(here / "state"))
+    assert place_of(spec.job).master is not None
+    assert (place_of(spec.job).master.token, place_of(spec.job).master.state_dir) == (SECRET, str(here / "state"))
     assert (spec.job.rules.join_timeout, spec.job.run_id) == (5, "ads")
     assert SECRET not in repr(spec)
     fake_etcd3(monkeypatch)
     spec = job_of("--role=ps --rdzv-backend=etcd --rdzv-endpoint=a,b:3 --rdzv-conf=prefix=/jobs train.py")
-    assert spec.job.etcd is not None
-    assert (spec.job.etcd.endpoints, spec.job.etcd.prefix) == ((("a", 2379), ("b", 3)), "/jobs")
+    assert place_of(spec.job).etcd is not None
+    assert (place_of(spec.job).etcd.endpoints, place_of(spec.job).etcd.prefix) == ((("a", 2379), ("b", 3)), "/jobs")
     assert spec.job.rules.lost_after == 0
 
 
@@ -201,7 +206,7 @@ def test_each_variable_belongs_to_this_program_and_the_command_line_takes_preced
     assert job_of("train.py", TF_PS_RUN_PS="3", TF_PS_RUN_SPARSE="1").slots(Role.PS) == 3
     assert job_of("--ps=2 train.py", TF_PS_RUN_PS="3").slots(Role.PS) == 2
     # A cluster manager sets these for torch.
-    assert job_of("train.py", PET_MAX_RESTARTS="nonsense", PET_RDZV_BACKEND="etcd").job.backend == "memory"
+    assert job_of("train.py", PET_MAX_RESTARTS="nonsense", PET_RDZV_BACKEND="etcd").job.rendezvous.backend == "memory"
 
 
 def test_shared_flags_have_the_same_spellings_in_both_programs() -> None:
@@ -246,9 +251,9 @@ def test_a_script_on_standard_input_is_refused(text: str) -> None:
 @pytest.mark.parametrize("role", ["--role=ps ", ""])
 def test_an_endpoint_without_a_backend_is_that_of_a_master(role: str) -> None:
     job = job_of(f"{role}--ps=2 --rdzv-endpoint=node0 train.py").job
-    assert (job.backend, job.run_id) == ("master", "none")
-    assert job.master is not None
-    assert (job.master.host, job.master.port) == ("node0", 29400)
+    assert (job.rendezvous.backend, job.run_id) == ("master", "none")
+    assert place_of(job).master is not None
+    assert (place_of(job).master.host, place_of(job).master.port) == ("node0", 29400)
 
 
 @pytest.mark.parametrize(
@@ -388,8 +393,8 @@ def test_secrets_of_the_environment_are_not_printed(
     monkeypatch.setattr("tf_ps_runner.cli.require_tensorflow", lambda python: None)
     spec = job_or_code(TF_PS_RUN, ["--role=ps", *MANY.split(), "train.py"])
     assert isinstance(spec, PsJobSpec)
-    assert spec.job.master is not None
-    assert spec.job.master.token == SECRET
+    assert place_of(spec.job).master is not None
+    assert place_of(spec.job).master.token == SECRET
     assert SECRET not in repr(spec) + "".join(capsys.readouterr())
 
 

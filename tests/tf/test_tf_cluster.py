@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from cluster_environments import INDEXED_JOB, SLURM, Recorded
 from command_lines import isolate
+from places import place_of
 
 from tf_ps_runner.cli import parse
 from tf_ps_runner.cluster.model import Role
@@ -35,8 +36,8 @@ def test_the_nodes_of_a_step_together_host_all_tasks() -> None:
         spec, printed = job(SLURM, "--ps=2 --workers=3 --evaluator", SLURM_NODEID=str(rank), SLURMD_NODENAME=node)
         assert (spec.slots(Role.CHIEF) == 1) == (rank == 0)
         assert bool(printed) == (rank == 0)
-        assert spec.job.master is not None
-        assert (spec.job.master.host, spec.job.node_rank) == ("gpu07", None)
+        assert place_of(spec.job).master is not None
+        assert (place_of(spec.job).master.host, spec.job.node_rank) == ("gpu07", None)
         hosted.update({part.role: part.slots for part in spec.capacity})
     assert hosted == {Role.CHIEF: 1, Role.PS: 2, Role.WORKER: 3, Role.EVALUATOR: 1}
 
@@ -49,8 +50,8 @@ def test_a_pod_hosts_one_task() -> None:
 def test_a_role_and_an_endpoint_take_precedence() -> None:
     spec, _ = job(SLURM, "--role=ps --rdzv-backend=master --rdzv-endpoint=chief:29400 --rdzv-id=ads")
     assert [(part.role, part.slots) for part in spec.capacity] == [(Role.PS, 1)]
-    assert spec.job.master is not None
-    assert (spec.job.master.host, spec.job.run_id) == ("chief", "ads")
+    assert place_of(spec.job).master is not None
+    assert (place_of(spec.job).master.host, spec.job.run_id) == ("chief", "ads")
 
 
 STEP_OF_ONE = {
@@ -65,4 +66,4 @@ STEP_OF_ONE = {
 @pytest.mark.parametrize(("flags", "variables"), [("", STEP_OF_ONE), ("--cluster=none", {})])
 def test_a_single_node_hosts_the_whole_job(flags: str, variables: dict[str, str]) -> None:
     spec, printed = job(SLURM, f"--ps=2 {flags}", **variables)
-    assert (spec.job.backend, spec.slots(Role.PS), printed) == ("memory", 2, [])
+    assert (spec.job.rendezvous.backend, spec.slots(Role.PS), printed) == ("memory", 2, [])

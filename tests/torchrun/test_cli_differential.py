@@ -17,6 +17,7 @@ from unittest import mock
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from places import place_of
 from torchrun_tables import VERSIONS, takes_a_value, torchrun
 
 from dlrover_run.cli import parse
@@ -92,21 +93,33 @@ def agree(spec: JobSpec, args: Namespace) -> None:
         assert {rank: mine.of(rank) for rank in range(workers)} == streams(text, workers)
     silent = args.rdzv_backend == "static" and not args.rdzv_endpoint and args.master_port is None and most == 1
     if args.standalone or silent or (args.rdzv_backend != "static" and most == 1):
-        assert (spec.backend, spec.master, spec.rules.store, spec.node_rank) == ("memory", None, None, None)
+        assert (spec.rendezvous.backend, place_of(spec).master, place_of(spec).store, spec.node_rank) == (
+            "memory",
+            None,
+            None,
+            None,
+        )
     elif args.rdzv_backend in ("etcd", "etcd-v2"):
-        assert spec.etcd is not None
-        assert (spec.backend, spec.master, spec.rules.store, spec.node_rank) == ("etcd", None, None, None)
-        assert spec.etcd.endpoints == (torch_texts.parse_rendezvous_endpoint(args.rdzv_endpoint, 2379),)
+        assert place_of(spec).etcd is not None
+        assert (spec.rendezvous.backend, place_of(spec).master, place_of(spec).store, spec.node_rank) == (
+            "etcd",
+            None,
+            None,
+            None,
+        )
+        assert place_of(spec).etcd.endpoints == (torch_texts.parse_rendezvous_endpoint(args.rdzv_endpoint, 2379),)
         waits(spec, args)
     elif args.rdzv_backend == "c10d":
-        assert spec.master is not None
-        assert (spec.backend, spec.rules.store) == ("master", None)
-        assert (spec.master.host, spec.master.port) == torch_texts.parse_rendezvous_endpoint(args.rdzv_endpoint, 29400)
+        assert place_of(spec).master is not None
+        assert (spec.rendezvous.backend, place_of(spec).store) == ("master", None)
+        assert (place_of(spec).master.host, place_of(spec).master.port) == torch_texts.parse_rendezvous_endpoint(
+            args.rdzv_endpoint, 29400
+        )
         waits(spec, args)
     else:
         port = 29500 if args.master_port is None else args.master_port
         meeting = torch_texts.parse_rendezvous_endpoint(args.rdzv_endpoint or f"{args.master_addr}:{port}", 29500)
-        assert (spec.backend, spec.rules.store, spec.node_rank) == ("static", meeting, args.node_rank)
+        assert (spec.rendezvous.backend, place_of(spec).store, spec.node_rank) == ("static", meeting, args.node_rank)
     # A job without a name gets a new one on both sides, so only its length can be compared.
     assert len(spec.run_id) == 36 if args.standalone or silent else spec.run_id == args.rdzv_id
     assert spec.entrypoint.target == args.training_script
@@ -130,8 +143,8 @@ def waits(spec: JobSpec, args: Namespace) -> None:
     ours = JobRules()
     assert spec.rules.keep_alive_interval == params.get_as_int("keep_alive_interval", ours.keep_alive_interval)
     assert spec.rules.keep_alive_attempts == params.get_as_int("keep_alive_max_attempt", ours.keep_alive_attempts)
-    if spec.master is not None:
-        assert spec.master.is_host == params.get_as_bool("is_host")
+    if place_of(spec).master is not None:
+        assert place_of(spec).master.is_host == params.get_as_bool("is_host")
 
 
 # The random command lines below cover the meaning of single flags.
@@ -464,7 +477,7 @@ def test_the_shutdown_timeout_may_be_a_fraction_on_purpose() -> None:
 
 
 def test_a_static_endpoint_needs_no_port_on_purpose() -> None:
-    assert parse(["--nnodes=2", "--rdzv-endpoint=node0", "train.py"], {}).rules.store == ("node0", 29500)
+    assert place_of(parse(["--nnodes=2", "--rdzv-endpoint=node0", "train.py"], {})).store == ("node0", 29500)
 
 
 def meet(*flags: str, **environ: str) -> JobSpec:

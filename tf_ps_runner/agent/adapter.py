@@ -57,8 +57,8 @@ class TensorFlowAdapter(FrameworkAdapter[TaskKey]):
         self.starter = Starter(spec.job, services.console.info, ours=[str(PACKAGE)])
         self._events = EventPrinter(services.console.info)
         job = spec.job
-        several_nodes = job.backend != "memory"
-        self._queues = Queues(Membership(job.run_id, job.master.token if job.master else "") if several_nodes else None)
+        several_nodes = job.rendezvous.coordinated
+        self._queues = Queues(Membership(job.run_id, job.rendezvous.secret) if several_nodes else None)
         self._channel = TaskChannel(lambda key, event: self._tasks.on_event(key, event), self._queues)
         self._tasks = TaskSupervisor(spec, services, self.starter, self._channel, self._events, self._fail)
         self._tasks.prestart()
@@ -83,7 +83,7 @@ class TensorFlowAdapter(FrameworkAdapter[TaskKey]):
 
     def accept(self, assignment: Assignment, ends: bool) -> None:
         self._assignment = assignment
-        if not (self._shutdown.wanted and self._spec.job.backend == "memory"):
+        if not (self._shutdown.wanted and self._spec.job.rendezvous.alone):
             # If this is the only node, its shutdown ends the job, and no line about other nodes or restarts is true.
             self._show_waiting(assignment)
             self._events.follow(assignment)
@@ -129,7 +129,7 @@ class TensorFlowAdapter(FrameworkAdapter[TaskKey]):
         the tasks may continue elsewhere with nothing lost."""
         job = self._spec.job
         evicts = number is signal.SIGTERM or (job.preemption is not None and number is job.preemption.signal)
-        if not self._tasks.live or not evicts or job.backend not in ("master", "etcd"):
+        if not self._tasks.live or not evicts or not job.rendezvous.coordinated:
             return None
         self.moving = True
         asyncio.get_running_loop().call_later(MOVE_TIMEOUT, self._check_move)

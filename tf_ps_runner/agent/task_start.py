@@ -82,8 +82,8 @@ def boot_command(entrypoint: Entrypoint, args: Sequence[str]) -> tuple[str, ...]
 
 def master_address(spec: PsJobSpec) -> str:
     """Where the nodes of the job rendezvous, for `DLROVER_MASTER_ADDR`; empty for one node."""
-    master = spec.job.master
-    return f"{master.host}:{master.port}" if master is not None else ""
+    place = spec.job.rendezvous
+    return place.endpoint if place.hosted else ""
 
 
 @dataclass(frozen=True)

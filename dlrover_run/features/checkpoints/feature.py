@@ -22,7 +22,7 @@ class Checkpoints(WorkersFeature):
     def __init__(self, services: AgentServices, tasks: FrameworkAdapter[Any]) -> None:
         super().__init__(services, tasks)
         job = services.job
-        secret = job.master.token if job.master else ""
+        secret = job.rendezvous.secret
         self._memory = CheckpointMemory(
             job.checkpoint_memory, services.console.info, secret, single_node=job.single_node
         )

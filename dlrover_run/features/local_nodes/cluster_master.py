@@ -10,13 +10,14 @@ import asyncio
 import contextlib
 import secrets
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
+
+from msgspec.structs import replace
 
 from dlrover_run.agent.host import explain_os_error
 from dlrover_run.features.local_nodes.network import Network
+from dlrover_run.rendezvous import kinds
 from dlrover_run.rendezvous.master.launcher import MasterNotReady, MasterProcess
-from dlrover_run.spec import MasterSpec
 
 LOOPBACK = "127.0.0.1"
 
@@ -38,7 +39,7 @@ class ClusterMaster:
         self._network = network
         self._log = log
         host = LOOPBACK if network is None else network.master_address
-        self.spec = MasterSpec(host, port=0, is_host=False, token=secrets.token_hex(32), auth_required=True)
+        self.spec = kinds.Master(host, port=0, is_host=False, token=secrets.token_hex(32), auth_required=True)
         """How a node reaches it; the port is known once `start` has returned."""
         self._process: MasterProcess | None = None
         self._exited = asyncio.Event()

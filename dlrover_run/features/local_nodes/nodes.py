@@ -27,7 +27,8 @@ from dlrover_run.features.local_nodes.supervision import EndKind, LocalNode, Nod
 from dlrover_run.launch_request import LaunchRequest, command, memory_file
 from dlrover_run.output.run_directory import unused_temp_dir
 from dlrover_run.processes.process import ManagedProcess, ProcessSpec, spawn
-from dlrover_run.spec import JobSpec, MasterSpec
+from dlrover_run.rendezvous import kinds
+from dlrover_run.spec import JobSpec
 
 NODE_VARIABLE = "DLROVER_LOCAL_NODE"
 """The variable with the number of the node of a local cluster on which a process runs."""
@@ -45,8 +46,8 @@ MAX_RESULT = 16 * 1024 * 1024
 """Bytes of the longest result that is read; it contains the ends of the workers' output."""
 
 
-def spec_of(job: JobSpec, node: LocalNode, master: MasterSpec | None) -> JobSpec:
-    """The job of one node: `job` with `master`, and with a name and log files of its own."""
+def spec_of(job: JobSpec, node: LocalNode, master: kinds.Master | None) -> JobSpec:
+    """The job of one node: `job` with `master`, if one has been started, and with a name and log files of its own."""
     logs = job.logs
     if logs.log_dir not in (None, os.devnull):
         logs = replace(logs, log_dir=os.path.join(logs.log_dir, f"node-{node.number}"))
@@ -55,7 +56,7 @@ def spec_of(job: JobSpec, node: LocalNode, master: MasterSpec | None) -> JobSpec
     return replace(
         job,
         local=None,
-        master=master,
+        rendezvous=master or job.rendezvous,
         node_id=f"node-{node.number}",
         node_rank=node.place,
         console_name=f"node {node.number}",

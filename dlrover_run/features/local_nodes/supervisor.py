@@ -132,7 +132,7 @@ class Supervisor:
             if self._local.isolated:
                 self._network = Network()
                 ending.callback(self._network.close)
-            if self._spec.backend == "master":
+            if self._spec.rendezvous.hosted:
                 self._master = ClusterMaster(self._network, self.log)
                 await self._master.start()
             self._handle_signals()

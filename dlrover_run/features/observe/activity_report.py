@@ -14,9 +14,9 @@ from dlrover_run.features.observe.progress_sampler import Activities
 MIN_INTERVAL = 1.0
 """Seconds between two reports for a change of meaning."""
 
-REFRESH_INTERVAL = {"master": 5.0, "etcd": 30.0}
-"""Seconds after which the number of steps alone is reported again, by the backend: as often as a heartbeat to a master,
-and less often to etcd, where each report is a write that all members store."""
+REFRESH_INTERVAL = 5.0
+"""Seconds after which the number of steps alone is reported again, where the backend of the job does not say: as often
+as a heartbeat."""
 
 PACE_CHANGE = 1.25
 """The factor by which the time of a step changes its meaning."""

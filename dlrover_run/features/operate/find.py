@@ -9,14 +9,12 @@ import asyncio
 import contextlib
 import os
 import sys
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping, Sequence
 
-from dlrover_run.command_line import backend_spec, credentials, rdzv_conf, rendezvous_options
+from dlrover_run.command_line import access, credentials, rdzv_conf
 from dlrover_run.command_line.parse import CommandLine
 from dlrover_run.command_line.program import Program
-from dlrover_run.command_line.rendezvous_options import MASTER_VARIABLE, RendezvousArgs
+from dlrover_run.command_line.rendezvous import MASTER_VARIABLE, UNNAMED, USUAL, RendezvousArgs, resolve
 from dlrover_run.command_line.sources import FlagValues
 from dlrover_run.coordination.requests import OperatorRequest, StackQuery
 from dlrover_run.coordination.rules import MAX_NODES, JobRules
@@ -25,14 +23,9 @@ from dlrover_run.coordination.status import JobStatus
 from dlrover_run.features.operate.job_table import job_rows, render_jobs, terminal_width
 from dlrover_run.features.operate.protocol import AgentInfo, AgentReply, AgentRequest, JobEnding
 from dlrover_run.features.operate.survey import FoundAgent, Survey, ask_agent, choose, group, survey
+from dlrover_run.rendezvous import backends
 from dlrover_run.rendezvous.client import AskFailed
 from dlrover_run.spec import Entrypoint, FlagValue, JobSpec, SpecError
-from dlrover_run.transport.addresses import join_address
-
-if TYPE_CHECKING:
-    from dlrover_run.rendezvous.kv.records import Keys
-    from dlrover_run.store.etcd.store import EtcdStore
-
 
 ENDING_TIMEOUT = 3.0
 """Seconds that the agents of a job that does not answer have to tell of its end."""
@@ -123,41 +116,17 @@ class JobElsewhere:
         self.spec = spec
 
     async def ask(self, request: OperatorRequest | None = None) -> JobStatus:
-        spec = self.spec
-        if spec.master is not None:
-            from dlrover_run.rendezvous.master.client import ask_master
-
-            return await ask_master(spec.master, spec.run_id, request)
-        from dlrover_run.rendezvous.kv.requests import ask_etcd
-
-        async with self._etcd() as (store, keys):
-            return await ask_etcd(store, keys, spec.run_id, request)
+        return await self._asker.ask(request)
 
     async def stacks(self, query: StackQuery) -> JobStacks:
         """The stacks of the job's workers. The caller limits the time. Raises AskFailed."""
-        spec = self.spec
-        if spec.master is not None:
-            from dlrover_run.rendezvous.master.client import ask_master_for_stacks
+        return await self._asker.ask_stacks(query)
 
-            return await ask_master_for_stacks(spec.master, spec.run_id, query)
-        from dlrover_run.rendezvous.kv.stacks import ask_etcd_for_stacks
-
-        async with self._etcd() as (store, keys):
-            return await ask_etcd_for_stacks(store, keys, spec.run_id, query)
-
-    @contextlib.asynccontextmanager
-    async def _etcd(self) -> AsyncIterator[tuple[EtcdStore, Keys]]:
-        from dlrover_run.rendezvous.kv.client import renewal_timeout
-        from dlrover_run.rendezvous.kv.records import Keys
-        from dlrover_run.store.etcd.store import EtcdStore
-
-        spec = self.spec
-        assert spec.etcd is not None, "a job elsewhere has a master or an etcd"
-        store = EtcdStore(spec.etcd, renew_timeout=renewal_timeout(spec.rules))
-        try:
-            yield store, Keys(spec.etcd.prefix, spec.run_id)
-        finally:
-            await store.close()
+    @property
+    def _asker(self) -> backends.Asker:
+        asker = backends.of(self.spec.rendezvous).asker
+        assert asker is not None, "a job elsewhere can be asked from outside"
+        return asker(self.spec)
 
     @contextlib.contextmanager
     def endings(self) -> Iterator[Endings]:
@@ -218,10 +187,10 @@ async def find_job(flags: FlagValues, environ: Mapping[str, str], program: Progr
 def _by_agent(spec: JobSpec, found: Sequence[FoundAgent]) -> JobHere | None:
     """The job at a master's endpoint by its agents on this machine; None if it has none here. They know its master also
     where another node has taken the endpoint's place, and answer for their own node while there is none."""
-    if spec.master is None:
+    if not spec.rendezvous.hosted:
         return None
-    endpoint = join_address(spec.master.host, spec.master.port)
-    agents = [(name, agent) for name, agent in found if (agent.endpoint, agent.job) == (endpoint, spec.run_id)]
+    met = (spec.rendezvous.endpoint, spec.run_id)
+    agents = [(name, agent) for name, agent in found if (agent.endpoint, agent.job) == met]
     return JobHere(agents) if agents else None
 
 
@@ -234,12 +203,18 @@ def _wanted(jobs: list[list[FoundAgent]], word: str, endpoint: str | None) -> li
     """The jobs here that flags can mean. With an `endpoint` that is a job of one node, which has been started with the
     same flags and needs no endpoint: all others are found at the endpoint itself."""
     if endpoint is not None:
-        alone = [job for job in jobs if job[0][1].backend == "memory" and job[0][1].endpoint == endpoint]
+        alone = [job for job in jobs if _is_alone(job[0][1]) and job[0][1].endpoint == endpoint]
         return [job for job in alone if (job[0][1].job == word if word else endpoint)]
     if word:
         return choose(jobs, word)
     # What root has started itself comes before the jobs of others.
     return [job for job in jobs if job[0][1].uid == os.geteuid()] or jobs
+
+
+def _is_alone(agent: AgentInfo) -> bool:
+    """Whether an agent runs a job of one node that needs no endpoint."""
+    backend = backends.row(agent.backend)
+    return backend is not None and backend.kind.alone
 
 
 async def several(jobs: list[list[FoundAgent]], everyone: Survey, word: str) -> str:
@@ -256,7 +231,7 @@ def job_elsewhere(flags: FlagValues, environ: Mapping[str, str], program: Progra
     args = RendezvousArgs(
         nodes=FlagValue("--nnodes", f"1:{MAX_NODES}"),
         endpoint=flags.get("rdzv_endpoint"),
-        run_id=flags.explicit("rdzv_id") or FlagValue("--rdzv-id", rendezvous_options.UNNAMED),
+        run_id=flags.explicit("rdzv_id") or FlagValue("--rdzv-id", UNNAMED),
         environ=environ,
         backend=flags.explicit("rdzv_backend"),
     )
@@ -265,20 +240,19 @@ def job_elsewhere(flags: FlagValues, environ: Mapping[str, str], program: Progra
         if completed is None:
             return None
         args = completed
-    backend = args.backend or FlagValue("--rdzv-backend", rendezvous_options.MASTER_BACKENDS[0])
-    if backend.text == "static":
+    backend = args.backend or FlagValue("--rdzv-backend", USUAL)
+    row = backends.by_word(backend.text)
+    if row is not None and row.kind.ranked:
         raise SpecError("a job with --rdzv-backend=static is known to its own machines only: run this on one of them.")
-    rendezvous = rendezvous_options.resolve(args._replace(backend=backend), rendezvous_options.UNNAMED)
+    rendezvous = resolve(args._replace(backend=backend), UNNAMED)
     conf = rdzv_conf.parse(*flags.get("rdzv_conf"))
-    found = backend_spec.find_backend(rendezvous, conf, environ)
+    place = access.with_credentials(rendezvous, conf, environ, lambda warning: None)
     return JobSpec(
         # Nothing runs, but a JobSpec needs an entry point.
         entrypoint=Entrypoint("program", "true"),
         run_id=rendezvous.run_id,
         rules=JobRules(max_nodes=MAX_NODES),
-        backend=rendezvous.backend,
-        master=replace(found.master, is_host=False) if found.master else None,
-        etcd=found.etcd,
+        rendezvous=place,
     )
 
 

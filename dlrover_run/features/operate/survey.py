@@ -15,6 +15,7 @@ import msgspec
 from dlrover_run.features.operate import protocol
 from dlrover_run.features.operate.protocol import AgentInfo, AgentReply, AgentRequest
 from dlrover_run.processes import unix_sockets
+from dlrover_run.rendezvous import backends
 
 SURVEY_TIMEOUT = 3.0
 """Seconds that an agent of this machine has to name itself."""
@@ -72,11 +73,12 @@ async def survey(uid: int | None) -> Survey:
 
 
 def group(found: Sequence[FoundAgent]) -> list[list[FoundAgent]]:
-    """The agents of each job. Only with a master or an etcd agents are of one job when its name is the same."""
+    """The agents of each job. Only where nodes communicate agents are of one job when its name is the same."""
     jobs: dict[tuple[str, str, int, int], list[FoundAgent]] = {}
     for each in found:
         agent = each[1]
-        alone = agent.pid if agent.backend in ("memory", "static") else 0
+        backend = backends.row(agent.backend)
+        alone = 0 if backend is None or backend.kind.coordinated else agent.pid
         jobs.setdefault((agent.job, agent.backend, agent.uid, alone), []).append(each)
     return list(jobs.values())
 

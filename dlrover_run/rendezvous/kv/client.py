@@ -22,18 +22,16 @@ from dlrover_run.coordination.programs import describe_mixed_programs, describe_
 from dlrover_run.coordination.requests import OperatorRequest
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.coordination.validation import config_mismatch, wrong_job_kind
-from dlrover_run.rendezvous import cut_off
+from dlrover_run.rendezvous import cut_off, kinds
 from dlrover_run.rendezvous.client import OnChange
 from dlrover_run.rendezvous.kv.election import Election
 from dlrover_run.rendezvous.kv.records import BucketMessage, Keys, bucket_of, decode_record, encode_record
 from dlrover_run.rendezvous.reconnect import ID_IN_USE_TIMEOUT, Reaches, RemoteClient
 from dlrover_run.spec import JobSpec
-from dlrover_run.store.etcd.operations import (
+from dlrover_run.store.operations import (
     Absent,
     Compacted,
     Delete,
-    EtcdMisconfigured,
-    EtcdUnavailable,
     Get,
     KeyValue,
     KeyValueStore,
@@ -42,12 +40,15 @@ from dlrover_run.store.etcd.operations import (
     Put,
     Range,
     RequestRejected,
+    StoreMisconfigured,
+    StoreUnavailable,
     Txn,
     TxnResult,
     Watch,
 )
-from dlrover_run.transport.addresses import Address, UnresolvedHost, join_address, resolve, route_source
+from dlrover_run.transport.addresses import Address, UnresolvedHost, resolve, route_source
 from dlrover_run.transport.messages import InvalidMessage, decode_rules
+from dlrover_run.words.text import join_address
 
 if TYPE_CHECKING:
     from dlrover_run.coordination.requests import StackQuery
@@ -94,7 +95,7 @@ class JobGone(Exception):
     """The job has ended while another process had the node id of this one. The message is a sentence."""
 
 
-class EtcdClient(RemoteClient):
+class StoreClient(RemoteClient):
     """Takes part in a job whose records are in `store`. `rng` returns a random number from 0 to 1."""
 
     def __init__(
@@ -106,29 +107,30 @@ class EtcdClient(RemoteClient):
         rng: Callable[[], float] = random.random,
         reaches: Reaches = cut_off.reaches,
     ) -> None:
-        assert spec.etcd is not None, "the backend `etcd` has endpoints"
-        self._endpoints = spec.etcd.endpoints
-        self._keys = Keys(spec.etcd.prefix, spec.run_id)
+        place = spec.rendezvous
+        assert isinstance(place, kinds.Store), "the job is in a store"
+        self._endpoints = place.endpoints
+        self._keys = Keys(place.prefix, spec.run_id, place.backend)
         self._store = store
         self._ttl = lease_time(spec.rules)
         self._interval = spec.rules.keep_alive_interval
         self._rules = replace(spec.rules, detection_delay=self._ttl + LEASE_MARGIN)
         self._lease = self._result_lease = 0
         self._is_displaced = False
-        server = f"etcd at {','.join(join_address(*endpoint) for endpoint in self._endpoints)}"
+        server = f"{place.backend} at {','.join(join_address(*endpoint) for endpoint in self._endpoints)}"
         # A dead process with this node's id blocks the id until its lease has expired.
         super().__init__(spec, server, on_change, log, rng, max(ID_IN_USE_TIMEOUT, 2.0 * self._ttl), reaches)
         self._election = Election(store, self._keys, self._rules, self._assignments, rng, self._log_once)
 
     async def ask(self, request: OperatorRequest | None = None) -> JobStatus:
-        from dlrover_run.rendezvous.kv.requests import ask_etcd
+        from dlrover_run.rendezvous.kv.requests import ask_store
 
-        return await ask_etcd(self._store, self._keys, self._spec.run_id, request)
+        return await ask_store(self._store, self._keys, self._spec.run_id, request)
 
     async def ask_stacks(self, query: StackQuery) -> JobStacks:
-        from dlrover_run.rendezvous.kv.stacks import ask_etcd_for_stacks
+        from dlrover_run.rendezvous.kv.stacks import ask_store_for_stacks
 
-        return await ask_etcd_for_stacks(self._store, self._keys, self._spec.run_id, query)
+        return await ask_store_for_stacks(self._store, self._keys, self._spec.run_id, query)
 
     async def close(self) -> None:
         """Wait until the last report is stored, if etcd can be reached now, and disconnect."""
@@ -149,12 +151,12 @@ class EtcdClient(RemoteClient):
         except Compacted:
             # Missed changes were compacted, so the next attempt reads the current values.
             return
-        except EtcdUnavailable as error:
+        except StoreUnavailable as error:
             self._note_end(str(error), show_reason=True)
         except LeaseExpired:
             self._lease = 0
             self._note_end("this node's lease has expired because it was not renewed in time", show_reason=True)
-        except EtcdMisconfigured as error:
+        except StoreMisconfigured as error:
             if self._ever_connected and (self._is_training or not isinstance(error, RequestRejected)):
                 # It worked before, so the settings of etcd were changed, and may be changed back.
                 self._note_end(str(error))
@@ -176,7 +178,7 @@ class EtcdClient(RemoteClient):
     async def _revoke_lease(self) -> None:
         """Revoke the lease of a node that gives up; otherwise the other nodes would wait for its expiry."""
         if self._lease:
-            with contextlib.suppress(EtcdUnavailable, EtcdMisconfigured):
+            with contextlib.suppress(StoreUnavailable, StoreMisconfigured):
                 await self._store.revoke(self._lease)
 
     async def _join(self) -> TxnResult:
@@ -201,7 +203,7 @@ class EtcdClient(RemoteClient):
             current = outcome.found.get(own)
         if current is not None and current.lease != self._lease:
             self._is_displaced = report.epoch > 0
-            raise JoinRefused(_describe_owner(current), current)
+            raise JoinRefused(_describe_owner(current, self._keys.store), current)
         if self._is_displaced and self._message_key.key not in outcome.found:
             # Else it would begin the job again, with the tasks that it has.
             raise JobGone(f"the job {self._spec.run_id!r} has ended while another process had the id of this node")
@@ -305,14 +307,14 @@ class EtcdClient(RemoteClient):
                     self._read(change.now)
                 elif self.assignment.phase not in OVER:
                     # Deleted by hand, together with this node's report; or etcd has lost its data.
-                    raise EtcdUnavailable("the keys of the job have been deleted")
+                    raise StoreUnavailable("the keys of the job have been deleted")
 
     def _read(self, current: KeyValue) -> None:
         try:
             message = decode_record(current.value, BucketMessage)
             rules = decode_rules(message.rules)
         except InvalidMessage as error:
-            self._log_once(f"warning: {current.key} in etcd is ignored: it is {error}")
+            self._log_once(f"warning: {current.key} in {self._keys.store} is ignored: it is {error}")
             return
         self._follow_rules(rules)
         self._interval = rules.keep_alive_interval
@@ -342,7 +344,7 @@ class EtcdClient(RemoteClient):
         if self._is_done:
             return
         key = Range(refused.current.key)
-        with contextlib.suppress(TimeoutError, EtcdUnavailable, EtcdMisconfigured, Compacted):
+        with contextlib.suppress(TimeoutError, StoreUnavailable, StoreMisconfigured, Compacted):
             async with asyncio.timeout(self._backoff.refusal_timeout), self._store.watch([key]) as watch:
                 now = await self._store.commit(Txn(then=(Get(key),)))
                 if now.found.get(key.key) == refused.current:
@@ -363,9 +365,9 @@ class EtcdClient(RemoteClient):
             await self._store.revoke(job.lease)
 
 
-def _describe_owner(current: KeyValue) -> str:
+def _describe_owner(current: KeyValue, store: str) -> str:
     try:
         report = decode_record(current.value, NodeReport)
     except InvalidMessage as error:
-        return f"{current.key} in etcd is {error}"
+        return f"{current.key} in {store} is {error}"
     return f"node id {report.node_id} is in use by another process, on {report.host}, that is alive or just died"

@@ -12,14 +12,12 @@ from dlrover_run.coordination.driver import ERROR_RETRY
 from dlrover_run.coordination.model import OVER, NodeKey
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.rendezvous.client import AssignmentTracker
-from dlrover_run.rendezvous.kv.leader import EtcdLeader
+from dlrover_run.rendezvous.kv.leader import StoreLeader
 from dlrover_run.rendezvous.kv.records import Keys
-from dlrover_run.store.etcd.operations import (
+from dlrover_run.store.operations import (
     Absent,
     Compacted,
     Delete,
-    EtcdMisconfigured,
-    EtcdUnavailable,
     Get,
     KeyValue,
     KeyValueStore,
@@ -27,6 +25,8 @@ from dlrover_run.store.etcd.operations import (
     ModRevisionIs,
     Put,
     Range,
+    StoreMisconfigured,
+    StoreUnavailable,
     Txn,
 )
 
@@ -52,7 +52,7 @@ class Election:
 
     def __post_init__(self) -> None:
         self._retired = False
-        self._leader: EtcdLeader | None = None
+        self._leader: StoreLeader | None = None
         self._campaigning: asyncio.Task[None] | None = None
         self.leading: asyncio.Task[None] | None = None
 
@@ -92,17 +92,17 @@ class Election:
     def _lead(self, leader: KeyValue, return_grace: float) -> None:
         if self._leader is None or self._leader.leader != leader:
             self._resign()
-            self._leader = EtcdLeader(self.store, self.keys, self.rules, self._own, leader, return_grace, self.log)
+            self._leader = StoreLeader(self.store, self.keys, self.rules, self._own, leader, return_grace, self.log)
         if self.leading is None:
             self.leading = self._tasks.create_task(self._keep_leading(self._leader))
 
-    async def _keep_leading(self, leader: EtcdLeader) -> None:
+    async def _keep_leading(self, leader: StoreLeader) -> None:
         """Lead, also after an internal error: it must not end this node, nor, by the next election, all others. Raises
         the errors of etcd, after which the node connects again."""
         while True:
             try:
                 return await leader.lead()
-            except (EtcdUnavailable, EtcdMisconfigured, LeaseExpired, Compacted):
+            except (StoreUnavailable, StoreMisconfigured, LeaseExpired, Compacted):
                 raise
             except Exception as error:
                 # The line is the same at each attempt, and is logged once.

@@ -31,7 +31,7 @@ from dlrover_run.rendezvous.kv.records import (
 )
 from dlrover_run.rendezvous.kv.writer import FencedWriter, NotElected, StaleWriteApplied
 from dlrover_run.rendezvous.reconnect import wait_for_event
-from dlrover_run.store.etcd.operations import (
+from dlrover_run.store.operations import (
     Change,
     Compacted,
     KeyValue,
@@ -101,7 +101,7 @@ class MembershipWatch:
     def _reject(self, node_id: str, current: KeyValue, problem: str) -> None:
         if node_id not in self._rejected:
             self._rejected.add(node_id)
-            self.log(f"warning: the report in etcd under {current.key} is ignored: {problem}")
+            self.log(f"warning: the report in {self.keys.store} under {current.key} is ignored: {problem}")
 
 
 class RequestKey(NamedTuple):
@@ -117,7 +117,7 @@ JOB_RETENTION = 24 * 3600
 
 
 @dataclass(eq=False, repr=False)
-class EtcdLeader:
+class StoreLeader:
     """The leader of one election, the agent of the node `own`. `leader` is the leader's key as it was created in that
     election; `return_grace` is how many seconds the members of a recovered plan have to come back. `log` prints one
     line to the console.
@@ -148,7 +148,7 @@ class EtcdLeader:
     async def lead(self) -> None:
         """Decide for the job until it is over, or this node has left it, or another agent is elected.
 
-        Raises EtcdUnavailable; called again later it continues with its state, and the time between counts against no
+        Raises StoreUnavailable; called again later it continues with its state, and the time between counts against no
         node.
         """
         try:
@@ -199,7 +199,7 @@ class EtcdLeader:
                     raise InvalidMessage(problem)
                 self.rules = rules
             except InvalidMessage as error:
-                self.log(f"warning: {self.keys.plan} in etcd is {error}; a new plan is made")
+                self.log(f"warning: {self.keys.plan} in {self.keys.store} is {error}; a new plan is made")
             else:
                 epoch = max(self.leader.created, record.plan.epoch + 1)
                 # One lease for the whole job, so that none is left for a day after its end.
@@ -223,7 +223,7 @@ class EtcdLeader:
             self._changed.set()
 
     async def _decide(self, driver: Driver, watching: asyncio.Future[None]) -> None:
-        """Decide at each change. Raises NotElected, StaleWriteApplied, EtcdUnavailable and Compacted."""
+        """Decide at each change. Raises NotElected, StaleWriteApplied, StoreUnavailable and Compacted."""
         while True:
             now = self._loop.time()
             self._compensate_stall(driver, now)

@@ -77,9 +77,11 @@ class BucketMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Keys:
-    """The names of one job's keys. A run id may hold any character; it is quoted, so the keys of two jobs differ."""
+    """The names of one job's keys. A run id may hold any character; it is quoted, so the keys of two jobs differ.
+    `store` is what messages call the store."""
 
-    def __init__(self, prefix: str, run_id: str) -> None:
+    def __init__(self, prefix: str, run_id: str, store: str = "etcd") -> None:
+        self.store = store
         self.job = f"{prefix}/{quote(run_id, safe='')}/"
         self.nodes = f"{self.job}nodes/"
         self.all_messages = f"{self.job}messages/"

@@ -19,15 +19,15 @@ from dlrover_run.coordination.status import JobStatus
 from dlrover_run.coordination.take_over import misfit
 from dlrover_run.rendezvous.client import AskFailed
 from dlrover_run.rendezvous.kv.records import Keys, RequestAnswer, StoredPlan, decode_record, encode_record
-from dlrover_run.store.etcd.operations import (
+from dlrover_run.store.operations import (
     Change,
     Compacted,
-    EtcdMisconfigured,
-    EtcdUnavailable,
     Get,
     KeyValueStore,
     Put,
     Range,
+    StoreMisconfigured,
+    StoreUnavailable,
     Txn,
 )
 from dlrover_run.transport.messages import InvalidMessage, decode_rules
@@ -36,7 +36,7 @@ REQUEST_LEASE = 30
 """Seconds after which a request that no leader has answered is forgotten."""
 
 
-async def ask_etcd(store: KeyValueStore, keys: Keys, name: str, request: OperatorRequest | None) -> JobStatus:
+async def ask_store(store: KeyValueStore, keys: Keys, name: str, request: OperatorRequest | None) -> JobStatus:
     """The status of a job, after its leader has carried out the request, if there is one. The caller limits the time.
     Raises AskFailed."""
     try:
@@ -46,8 +46,8 @@ async def ask_etcd(store: KeyValueStore, keys: Keys, name: str, request: Operato
             job = await read_job(store, keys, name)
         status = job.status(name, asyncio.get_running_loop().time(), aged=False)
         return msgspec.structs.replace(status, epoch=job.plan.epoch - 1, answer=answer)
-    except (EtcdUnavailable, EtcdMisconfigured, Compacted) as error:
-        raise AskFailed(f"etcd cannot be read: {error}") from None
+    except (StoreUnavailable, StoreMisconfigured, Compacted) as error:
+        raise AskFailed(f"{keys.store} cannot be read: {error}") from None
 
 
 async def read_job(store: KeyValueStore, keys: Keys, name: str) -> Coordinator:
@@ -56,7 +56,7 @@ async def read_job(store: KeyValueStore, keys: Keys, name: str) -> Coordinator:
     found = (await store.commit(Txn(then=reads))).found
     stored = found.get(keys.plan)
     if stored is None:
-        raise AskFailed(f"there is no job {name!r} in etcd", no_job=True)
+        raise AskFailed(f"there is no job {name!r} in {keys.store}", no_job=True)
     now = asyncio.get_running_loop().time()
     try:
         record = decode_record(stored.value, StoredPlan)
@@ -68,7 +68,7 @@ async def read_job(store: KeyValueStore, keys: Keys, name: str) -> Coordinator:
             if key.startswith(keys.nodes):
                 coordinator.receive(decode_record(current.value, NodeReport), now)
     except InvalidMessage as error:
-        raise AskFailed(f"a record of the job in etcd is {error}") from None
+        raise AskFailed(f"a record of the job in {keys.store} is {error}") from None
     return coordinator
 
 
@@ -79,14 +79,14 @@ async def _request(store: KeyValueStore, keys: Keys, request: OperatorRequest) -
     try:
         async with store.watch([key]) as watch:
             put = await store.commit(Txn(then=(Put(key.key, written, lease),)))
-            return await _read_answer(watch.after(put.revision), written)
+            return await _read_answer(watch.after(put.revision), written, keys.store)
     except InvalidMessage as error:
-        raise AskFailed(f"the answer in etcd is {error}") from None
+        raise AskFailed(f"the answer in {keys.store} is {error}") from None
     finally:
         await store.revoke(lease)
 
 
-async def _read_answer(watched: AsyncIterator[Sequence[Change]], written: bytes) -> str:
+async def _read_answer(watched: AsyncIterator[Sequence[Change]], written: bytes, store: str) -> str:
     """The answer in place of the request that was written. Raises AskFailed and InvalidMessage."""
     async for changes in watched:
         for change in changes:
@@ -95,7 +95,7 @@ async def _read_answer(watched: AsyncIterator[Sequence[Change]], written: bytes)
                 raise AskFailed(f"no leader of the job has answered within {REQUEST_LEASE} s")
             if change.now.value != written:
                 return _answer(decode_record(change.now.value, RequestAnswer))
-    raise AskFailed("the watch of the answer in etcd has ended")
+    raise AskFailed(f"the watch of the answer in {store} has ended")
 
 
 def _answer(found: RequestAnswer) -> str:

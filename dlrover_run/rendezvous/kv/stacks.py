@@ -21,17 +21,17 @@ from dlrover_run.rendezvous.client import AskFailed, StackSource
 from dlrover_run.rendezvous.find_stacks import find_stacks
 from dlrover_run.rendezvous.kv.records import Keys, decode_record, encode_record
 from dlrover_run.rendezvous.kv.requests import REQUEST_LEASE, read_job
-from dlrover_run.store.etcd.operations import (
+from dlrover_run.store.operations import (
     Change,
     Compacted,
-    EtcdMisconfigured,
-    EtcdUnavailable,
     Get,
     KeyValue,
     KeyValueStore,
     LeaseExpired,
     Put,
     Range,
+    StoreMisconfigured,
+    StoreUnavailable,
     Txn,
 )
 from dlrover_run.transport.messages import InvalidMessage
@@ -49,7 +49,7 @@ class WantedStacks(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     nodes: tuple[str, ...]
 
 
-async def ask_etcd_for_stacks(store: KeyValueStore, keys: Keys, name: str, query: StackQuery) -> JobStacks:
+async def ask_store_for_stacks(store: KeyValueStore, keys: Keys, name: str, query: StackQuery) -> JobStacks:
     """The stacks of a job's workers, from the nodes that answer in time. The caller limits the time. Raises
     AskFailed."""
     try:
@@ -62,8 +62,8 @@ async def ask_etcd_for_stacks(store: KeyValueStore, keys: Keys, name: str, query
         return request.result(name, job.plan)
     except RequestFailed as failed:
         raise AskFailed(str(failed)) from None
-    except (EtcdUnavailable, EtcdMisconfigured, Compacted, LeaseExpired) as error:
-        raise AskFailed(f"etcd cannot be read: {error}") from None
+    except (StoreUnavailable, StoreMisconfigured, Compacted, LeaseExpired) as error:
+        raise AskFailed(f"{keys.store} cannot be read: {error}") from None
 
 
 async def _gather(store: KeyValueStore, keys: Keys, query: StackQuery, request: StackRequest) -> None:
@@ -97,7 +97,7 @@ def _take(request: StackRequest, by_id: dict[str, NodeKey], prefix: str, change:
 async def answer_stack_requests(store: KeyValueStore, keys: Keys, node_id: str, source: StackSource, log: Log) -> None:
     """Answer the questions that concern this node, until it is cancelled. Training does not depend on it."""
     while True:
-        with contextlib.suppress(EtcdUnavailable, EtcdMisconfigured, Compacted):
+        with contextlib.suppress(StoreUnavailable, StoreMisconfigured, Compacted):
             async with store.watch([Range(keys.stack_requests, prefix=True)]) as watch:
                 now = await store.commit(Txn(then=(Get(Range(keys.stack_requests, prefix=True)),)))
                 for current in now.found.values():

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from dlrover_run.rendezvous.kv.records import Keys
-from dlrover_run.store.etcd.operations import (
+from dlrover_run.store.operations import (
     Absent,
     CreateRevisionIs,
     Get,

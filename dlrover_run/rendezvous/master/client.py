@@ -6,213 +6,47 @@ import asyncio
 import contextlib
 import itertools
 import random
-import secrets
 from collections.abc import Callable
-from dataclasses import replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import msgspec
+from msgspec.structs import replace
 
 from dlrover_run.coordination.model import Assignment, NodeReport, PlanPhase, RoundKey
 from dlrover_run.coordination.quorum import LostMaster
 from dlrover_run.coordination.requests import OperatorRequest, RequestFailed, StackQuery
-from dlrover_run.coordination.rules import JobRules
-from dlrover_run.rendezvous import cut_off
+from dlrover_run.rendezvous import cut_off, kinds
 from dlrover_run.rendezvous.client import AskFailed, AssignmentTracker, OnChange, ask_source
-from dlrover_run.rendezvous.failure_detector import FailureDetector
 from dlrover_run.rendezvous.master import succession
+from dlrover_run.rendezvous.master.asking import (
+    ask_master,
+    ask_master_for_stacks,
+    send_question,
+    server_name,
+    verified_as,
+)
 from dlrover_run.rendezvous.master.launcher import CannotLaunchMaster, MasterLauncher
 from dlrover_run.rendezvous.master.listed_hosts import find_listed
+from dlrover_run.rendezvous.master.session import (
+    HANDSHAKE_TIMEOUT,
+    MasterNotAuthenticated,
+    MasterRefused,
+    MasterSession,
+    Stay,
+)
 from dlrover_run.rendezvous.master.succession import Probe, Succession
 from dlrover_run.rendezvous.reach import Reach
 from dlrover_run.rendezvous.reconnect import Reaches, RemoteClient
-from dlrover_run.spec import JobSpec, MasterSpec
-from dlrover_run.transport import auth, messages
-from dlrover_run.transport.addresses import Address, UnresolvedHost, join_address, resolve, route_source
+from dlrover_run.spec import JobSpec
+from dlrover_run.transport.addresses import Address, UnresolvedHost, resolve, route_source
 from dlrover_run.transport.connection import Connect, Connection, ConnectionLost, GrpcConnection
 from dlrover_run.transport.grpc_errors import ConnectionProblem
-from dlrover_run.transport.messages import (
-    Answered,
-    Ask,
-    Assigned,
-    Challenge,
-    Hello,
-    InvalidMessage,
-    Join,
-    MasterMessage,
-    NodeMessage,
-    Notice,
-    Proof,
-    Refused,
-    Report,
-    StacksFound,
-    StacksWanted,
-    Welcome,
-    decode_rules,
-)
+from dlrover_run.transport.messages import Ask, InvalidMessage, StacksFound, StacksWanted, Welcome, decode_rules
+from dlrover_run.words.text import join_address
 
 if TYPE_CHECKING:
     from dlrover_run.coordination.stacks import JobStacks
     from dlrover_run.coordination.status import JobStatus
-
-HANDSHAKE_TIMEOUT = 20.0
-"""Seconds from the first byte to the master's `Welcome`; after that the node retries. Two thousand nodes that joined at
-once took 5 s with TLS."""
-
-_MASTER = "master"
-"""The only peer of a node's failure detector."""
-
-Message = TypeVar("Message", bound=MasterMessage)
-Part = TypeVar("Part")
-
-
-class MasterRefused(Exception):
-    """The master refuses this node; the message is its reason. `retry`: the refusal may be temporary. `over`: the job
-    of this node has ended. `moved`: the address of the successor that has the job. `authenticated`: the
-    sender has proved that it knows the job's token, if there is one."""
-
-    def __init__(self, reason: str, retry: bool, over: bool, authenticated: bool, moved: str = "") -> None:
-        super().__init__(reason)
-        self.moved = moved
-        self.retry = retry
-        self.over = over
-        self.authenticated = authenticated
-
-
-class MasterNotAuthenticated(Exception):
-    """The server does not know the job's token, so this node ignores it."""
-
-
-class MasterSession:
-    """The protocol between a node and the master over one connection. The caller handles refusals and the end."""
-
-    def __init__(self, connection: Connection, token: str) -> None:
-        self._connection = connection
-        self._token = token
-        # Without a token there is nothing to prove.
-        self._authenticated = not token
-
-    async def join(self, job: str, report: NodeReport, rules: JobRules) -> Welcome:
-        """Authenticate in both directions and join. Raises ConnectionLost, MasterRefused and MasterNotAuthenticated."""
-        hello = Hello(messages.PROTOCOL, job, report.node_id, report.incarnation, auth.new_nonce())
-        try:
-            async with asyncio.timeout(HANDSHAKE_TIMEOUT):
-                await self._begin(hello, Join(report, messages.encode_rules(rules)))
-                return await self._expect(Welcome)
-        except TimeoutError:
-            raise ConnectionLost(f"it did not answer within {HANDSHAKE_TIMEOUT:g} s") from None
-
-    async def ask(self, job: str, question: Ask) -> Answered:
-        """Authenticate in both directions, and ask about a job as a program that is no node. The caller limits the
-        time. Raises ConnectionLost, MasterRefused and MasterNotAuthenticated."""
-        asker = f"operator-{secrets.token_hex(8)}"
-        await self._begin(Hello(messages.PROTOCOL, job, asker, asker, auth.new_nonce()), question)
-        return await self._expect(Answered)
-
-    async def _begin(self, hello: Hello, first: Join | Ask) -> None:
-        """Prove the token, send the first message, and let the master prove the token."""
-        await self.send(hello)
-        challenge = await self._expect(Challenge)
-        await self.send(Proof(auth.node_mac(self._token, hello, challenge.nonce)))
-        await self.send(first)
-        proof = await self._expect(Proof)
-        if self._token and not auth.macs_equal(proof.mac, auth.master_mac(self._token, hello, challenge.nonce)):
-            raise MasterNotAuthenticated
-        self._authenticated = True
-
-    async def _expect(self, kind: type[Message]) -> Message:
-        message = await self.receive()
-        if not isinstance(message, kind):
-            raise ConnectionLost("it does not follow the protocol of a master")
-        return message
-
-    async def send(self, message: NodeMessage) -> None:
-        """Send a message. If the connection has ended, `receive` reports that."""
-        await self._connection.send(messages.encode(message))
-
-    async def receive(self) -> MasterMessage:
-        try:
-            message = messages.decode_from_master(await self._connection.receive())
-        except InvalidMessage as error:
-            raise ConnectionLost(f"its message is {error}") from None
-        if isinstance(message, Refused):
-            raise MasterRefused(message.reason, message.retry, message.over, self._authenticated, message.moved)
-        return message
-
-    async def finish(self) -> None:
-        await self._connection.finish()
-
-
-async def ask_master(
-    spec: MasterSpec, job: str, request: OperatorRequest | None, connect: Connect = GrpcConnection, place: str = ""
-) -> JobStatus:
-    """The status of a job, over a connection of its own. The caller limits the time. Raises AskFailed."""
-    # Imported only here: a node that joins does not wait for it.
-    from dlrover_run.coordination.status import JobStatus
-
-    answer = await _ask(spec, job, Ask(request), connect, place)
-    status = _decoded(spec, answer.status, JobStatus)
-    if status is None or answer.refusal:
-        raise AskFailed(f"{_server(spec)}: {answer.refusal}" if status is None else answer.refusal, status is None)
-    return status
-
-
-async def ask_master_for_stacks(
-    spec: MasterSpec, job: str, query: StackQuery, connect: Connect = GrpcConnection, place: str = ""
-) -> JobStacks:
-    """The stacks of a job's workers, over a connection of its own. The caller limits the time. Raises AskFailed."""
-    from dlrover_run.coordination.stacks import JobStacks
-
-    answer = await _ask(spec, job, Ask(stacks=query), connect, place)
-    stacks = _decoded(spec, answer.stacks, JobStacks)
-    if stacks is None:
-        no_job = answer.status == messages.NULL
-        raise AskFailed(f"{_server(spec)}: {answer.refusal}" if no_job else answer.refusal, no_job)
-    return stacks
-
-
-async def _ask(spec: MasterSpec, job: str, question: Ask, connect: Connect, place: str = "") -> Answered:
-    """The answer of the master, at `place` or else at its endpoint. Raises AskFailed."""
-    server = _server(spec)
-    try:
-        addresses = await resolve(place or spec.host, spec.port)
-    except UnresolvedHost as unknown:
-        raise AskFailed(str(unknown)) from None
-    problem = AskFailed(f"{server} has no address")
-    groups = [list(group) for _, group in itertools.groupby(addresses, lambda address: address.family)]
-    for verified, group in itertools.product(_verified_as(spec, place), groups):
-        connection: Connection | None = None
-        try:
-            connection = connect(verified, group)
-            return await MasterSession(connection, spec.token).ask(job, question)
-        except ConnectionLost as ended:
-            problem = AskFailed(f"{server} cannot be reached: {ended}")
-        except MasterNotAuthenticated:
-            raise AskFailed(f"{server} does not know this job's token") from None
-        except MasterRefused as refusal:
-            raise AskFailed(f"{server} refuses: {refusal}") from None
-        finally:
-            if connection is not None:
-                await connection.close()
-    raise problem
-
-
-def _verified_as(spec: MasterSpec, place: str) -> tuple[MasterSpec, ...]:
-    """The specs with which to connect to the master at `place`: with TLS the certificate of a successor may be for the
-    name of the endpoint, as one that all nodes share is, or for its own address."""
-    return (spec,) if not place or spec.tls is None else (spec, replace(spec, host=place))
-
-
-def _server(spec: MasterSpec) -> str:
-    return f"the master at {join_address(spec.host, spec.port)}"
-
-
-def _decoded(spec: MasterSpec, data: msgspec.Raw, kind: type[Part]) -> Part | None:
-    """A part of an answer; None if it has none. Raises AskFailed."""
-    try:
-        return msgspec.json.decode(data, type=kind | None)
-    except msgspec.DecodeError as error:
-        raise AskFailed(f"the answer of {_server(spec)} cannot be read: {error}") from None
 
 
 class MasterClient(RemoteClient):
@@ -230,22 +64,21 @@ class MasterClient(RemoteClient):
         reaches: Reaches = cut_off.reaches,
         probe: Probe = succession.probe,
     ) -> None:
-        assert spec.master is not None, "the backend `master` has a master's endpoint"
-        self._master = spec.master
+        assert isinstance(spec.rendezvous, kinds.Master), "the job has a master"
+        self._master = spec.rendezvous
         self._rules = spec.rules
         self._connect = connect
         self._probe = probe
         self._succession = Succession()
         self._recalling: asyncio.Task[None] | None = None
-        self._launcher = MasterLauncher(spec.master, log)
+        self._launcher = MasterLauncher(self._master, log)
         self._successor: MasterLauncher | None = None
         self._successor_at = ""
-        self._replaced = spec.master.host
-        self._stacks_found: list[StacksFound] = []
+        self._replaced = self._master.host
         self._connection: Connection | None = None
         self._trying = ""
         self._is_elsewhere = False
-        super().__init__(spec, _server(spec.master), on_change, log, rng, reaches=reaches)
+        super().__init__(spec, server_name(self._master), on_change, log, rng, reaches=reaches)
 
     @property
     def pids(self) -> set[int]:
@@ -361,7 +194,7 @@ class MasterClient(RemoteClient):
         except UnresolvedHost as unknown:
             raise ConnectionLost(str(unknown)) from None
         self._trying = place
-        for spec in _verified_as(self._master, place):
+        for spec in verified_as(self._master, place):
             try:
                 return await self._take_part_at(addresses, spec)
             except ConnectionLost as error:
@@ -395,11 +228,11 @@ class MasterClient(RemoteClient):
         AskFailed."""
         there = "" if place == self._master.host else place
         if self.assignment.phase is PlanPhase.TRAINING or self._formed_round:
-            await _ask(self._master, self._spec.run_id, Ask(moved=own), self._connect, there)
+            await send_question(self._master, self._spec.run_id, Ask(moved=own), self._connect, there)
             return False
         # Any program may accept connections there: the nodes are sent only to one that answers as a master.
-        await _ask(self._master, self._spec.run_id, Ask(), self._connect, there)
-        await _ask(self._master, self._spec.run_id, Ask(moved=place), self._connect, own)
+        await send_question(self._master, self._spec.run_id, Ask(), self._connect, there)
+        await send_question(self._master, self._spec.run_id, Ask(moved=place), self._connect, own)
         return True
 
     async def _find_at_endpoint(self) -> None:
@@ -429,7 +262,7 @@ class MasterClient(RemoteClient):
         report = self._latest_report
         return report is not None and report.known_round.epoch == self.assignment.epoch > 0
 
-    async def _take_part_at(self, addresses: list[Address], spec: MasterSpec | None = None) -> None:
+    async def _take_part_at(self, addresses: list[Address], spec: kinds.Master | None = None) -> None:
         if self._spec.local_addr is None:
             self._own_address = route_source(addresses[0]) or self._own_address
         connection = self._connection = self._connect(spec or self._master, addresses)
@@ -440,7 +273,18 @@ class MasterClient(RemoteClient):
             welcome = await session.join(self._spec.run_id, report, self._rules)
             self._note_place(place)
             self._apply_welcome(welcome)
-            await self._stay(session, report)
+            stay = Stay(
+                session,
+                self._rules,
+                self._own_report,
+                lambda: self._closing,
+                self._take,
+                lambda text: self._log_once(f"warning: {text}"),
+                self._find_stacks,
+                self._changed,
+                self._wait_for_change,
+            )
+            await stay.run(report)
         finally:
             if self._recalling is not None:
                 self._recalling.cancel()
@@ -455,93 +299,20 @@ class MasterClient(RemoteClient):
             self._log(f"the master of the job is now at {join_address(place, self._master.port)}")
             self._loss_shown = False
         self._succession.note_connected(place)
-        self._server = _server(replace(self._master, host=self._trying or self._master.host))
+        self._server = server_name(replace(self._master, host=self._trying or self._master.host))
         if self._trying and place == self._successor_at:
             self._recalling = asyncio.ensure_future(self._recall(place))
             self._recalling.add_done_callback(self._note_internal_error)
 
-    async def _stay(self, session: MasterSession, joined: NodeReport) -> None:
-        """Report and receive until the connection ends, which raises ConnectionLost, or `close` has finished."""
-        detector: FailureDetector[str] = FailureDetector(self._rules.heartbeat_timeout)
-        detector.heartbeat(_MASTER, self._loop.time())
-        self._stacks_found.clear()
-        receiving = asyncio.ensure_future(self._receive(session, detector))
-        reporting = asyncio.ensure_future(self._report(session, detector, joined))
-        try:
-            await asyncio.wait([reporting, receiving], return_when=asyncio.FIRST_COMPLETED)
-            if reporting.done():
-                reporting.result()
-            await receiving
-        finally:
-            for task in (reporting, receiving):
-                task.cancel()
-            # Both may have failed; one failure has been raised.
-            await asyncio.gather(reporting, receiving, return_exceptions=True)
+    async def _find_stacks(self, wanted: StacksWanted) -> StacksFound | None:
+        """The stacks of this node's workers; None if there are none that can be sent."""
+        if self.stack_source is None:
+            return None
+        # Imported only here: a node that is not asked does not need it.
+        from dlrover_run.rendezvous.find_stacks import find_stacks
 
-    async def _report(self, session: MasterSession, detector: FailureDetector[str], sent: NodeReport) -> None:
-        """Send each new report, a heartbeat in each interval, and stacks that were asked for, until `close` is called.
-
-        Raises ConnectionLost if the master sends nothing.
-        """
-        interval, timeout = self._rules.keep_alive_interval, self._rules.heartbeat_timeout
-        next_report = self._loop.time() + interval
-        while True:
-            deadline = detector.next_deadline()
-            assert deadline is not None, "the master is watched"
-            due = min(next_report, deadline)
-            if self._own_report() == sent and not self._closing and not self._stacks_found:
-                await self._wait_for_change(due)
-            now = self._loop.time()
-            if detector.failed_peers(now, due):
-                raise ConnectionLost(f"it has sent nothing for {timeout:g} s")
-            report = self._own_report()
-            found, self._stacks_found = self._stacks_found, []
-            if report != sent or now >= next_report:
-                await self._send(session, Report(report), timeout)
-                sent = report
-                next_report = now + interval
-            for message in found:
-                await self._send(session, message, timeout)
-            if self._closing and self._own_report() == sent:
-                await session.finish()
-                return
-
-    async def _send(self, session: MasterSession, message: Report | StacksFound, timeout: float) -> None:
-        try:
-            async with asyncio.timeout(timeout):
-                await session.send(message)
-        except TimeoutError:
-            raise ConnectionLost(f"it has read nothing for {timeout:g} s") from None
-
-    async def _receive(self, session: MasterSession, detector: FailureDetector[str]) -> None:
-        finding: set[asyncio.Task[None]] = set()
-        try:
-            while True:
-                message = await session.receive()
-                detector.heartbeat(_MASTER, self._loop.time())
-                if isinstance(message, Assigned):
-                    self._take(message.assignment)
-                elif isinstance(message, Notice):
-                    self._log_once(f"warning: {message.text}")
-                elif isinstance(message, StacksWanted):
-                    task = asyncio.ensure_future(self._find_stacks(message))
-                    finding.add(task)
-                    task.add_done_callback(finding.discard)
-        finally:
-            for task in finding:
-                task.cancel()
-
-    async def _find_stacks(self, wanted: StacksWanted) -> None:
-        """Find the stacks of this node's workers; `_report` sends them."""
-        if self.stack_source is not None:
-            # Imported only here: a node that is not asked does not need it.
-            from dlrover_run.rendezvous.find_stacks import find_stacks
-
-            found = await find_stacks(self.stack_source, wanted, self._log_once)
-            if found is None:
-                return
-            self._stacks_found.append(StacksFound(wanted.number, msgspec.Raw(msgspec.json.encode(found))))
-            self._changed.set()
+        found = await find_stacks(self.stack_source, wanted, self._log_once)
+        return None if found is None else StacksFound(wanted.number, msgspec.Raw(msgspec.json.encode(found)))
 
     def _apply_welcome(self, welcome: Welcome) -> None:
         try:
@@ -600,7 +371,7 @@ class MasterClient(RemoteClient):
     def _own_report(self) -> NodeReport:
         report = super()._own_report()
         if self._assignments.assignment.epoch == 0 and report.known_round == RoundKey():
-            report = msgspec.structs.replace(report, epoch=0)
+            report = replace(report, epoch=0)
         return report
 
     def _note_end(self, reason: str, show_reason: bool = False) -> None:

@@ -21,7 +21,7 @@ from pathlib import Path
 from dlrover_run.coordination.quorum import LostMaster
 from dlrover_run.launch_request import memory_file
 from dlrover_run.processes.process import ManagedProcess, ProcessSpec, spawn
-from dlrover_run.spec import MasterSpec
+from dlrover_run.rendezvous import kinds
 from dlrover_run.transport.addresses import (
     Address,
     UnresolvedHost,
@@ -63,7 +63,7 @@ class MasterProcess:
     """
 
     pid: int = field(init=False)
-    spec: MasterSpec
+    spec: kinds.Master
     listen: str
     log: Callable[[str], None]
     idle_timeout: float | None = None
@@ -240,7 +240,7 @@ class MasterLauncher:
     `problem` is the reason why no master could be started; None otherwise. `lost` is as in `MasterProcess`.
     """
 
-    def __init__(self, spec: MasterSpec, log: Callable[[str], None], lost: LostMaster | None = None) -> None:
+    def __init__(self, spec: kinds.Master, log: Callable[[str], None], lost: LostMaster | None = None) -> None:
         self._spec = spec
         self._lost = lost
         self._log = log

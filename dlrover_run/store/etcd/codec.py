@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dlrover_run.spec import SpecError
-from dlrover_run.store.etcd.operations import (
+from dlrover_run.store.operations import (
     Absent,
     Change,
     CreateRevisionIs,

@@ -11,7 +11,7 @@ import ssl
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
-from dlrover_run.spec import EtcdSpec
+from dlrover_run.rendezvous import kinds
 from dlrover_run.store.etcd import codec
 from dlrover_run.store.etcd.codec import Method
 from dlrover_run.store.etcd.errors import (
@@ -23,10 +23,11 @@ from dlrover_run.store.etcd.errors import (
     error_for_status,
     join_clauses,
 )
-from dlrover_run.store.etcd.operations import EtcdMisconfigured, EtcdUnavailable
+from dlrover_run.store.operations import StoreMisconfigured, StoreUnavailable
 from dlrover_run.transport import addresses, auth, grpc_errors, grpc_setup
-from dlrover_run.transport.addresses import Address, join_address
+from dlrover_run.transport.addresses import Address
 from dlrover_run.transport.grpc_errors import ConnectionProblem
+from dlrover_run.words.text import join_address
 
 CALL_TIMEOUT = 3.0
 """Seconds that a member gets to answer, including the resolution of its name and a new connection; then the next one is
@@ -138,7 +139,7 @@ class EndpointChannel:
     """One channel to one endpoint, opened at the first call. A name with addresses of IPv4 and IPv6 is tried with one
     family on even laps and with the other on odd laps."""
 
-    def __init__(self, spec: EtcdSpec, names: AddressCache, host: str, port: int, lap: int) -> None:
+    def __init__(self, spec: kinds.Store, names: AddressCache, host: str, port: int, lap: int) -> None:
         self.place = join_address(host, port)
         self._spec, self._names = spec, names
         self._host, self._port, self._lap = host, port, lap
@@ -193,7 +194,7 @@ class EndpointChannel:
 class EtcdConnection:
     """The endpoints in a random order (`rng` returns a random number from 0 to 1), so that nodes share the load."""
 
-    def __init__(self, spec: EtcdSpec, rng: Callable[[], float]) -> None:
+    def __init__(self, spec: kinds.Store, rng: Callable[[], float]) -> None:
         self.api = codec.load()
         self.spec = spec
         self._endpoints = sorted(spec.endpoints, key=lambda _: rng())
@@ -215,12 +216,12 @@ class EtcdConnection:
         """Make a call to the first endpoint that answers it, each within `timeout` seconds; return also the channel
         over which it was made. A single endpoint is tried twice.
 
-        Raises EtcdUnavailable, EtcdMisconfigured, and what the answer means otherwise.
+        Raises StoreUnavailable, StoreMisconfigured, and what the answer means otherwise.
         """
         problems: dict[str, EndpointFailed] = {}
         for _ in range(self.tries):
             if self._closed:
-                raise EtcdUnavailable("this node has closed the connection")
+                raise StoreUnavailable("this node has closed the connection")
             channel = self._channel
             try:
                 answer = await self._with_login(channel, call, timeout)
@@ -236,8 +237,8 @@ class EtcdConnection:
             problems = {place: await self._explain(place, problem) for place, problem in problems.items()}
             if all(problem.is_user_error for problem in problems.values()):
                 clauses = (f"etcd at {place}: {problem}" for place, problem in problems.items())
-                raise EtcdMisconfigured(f"{'; '.join(clauses)}. Correct the TLS settings in --rdzv-conf.")
-        raise EtcdUnavailable(join_clauses(problems))
+                raise StoreMisconfigured(f"{'; '.join(clauses)}. Correct the TLS settings in --rdzv-conf.")
+        raise StoreUnavailable(join_clauses(problems))
 
     async def _explain(self, place: str, failed: EndpointFailed) -> EndpointFailed:
         """The same failure, or that only one side uses TLS, where a member closed the connection for that."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import ssl
 from collections.abc import Mapping
 
-from dlrover_run.spec import EtcdSpec, TlsSpec
-from dlrover_run.store.etcd.operations import Compacted, EtcdMisconfigured, LeaseExpired, RequestRejected
+from dlrover_run.rendezvous import kinds
+from dlrover_run.store.operations import Compacted, LeaseExpired, RequestRejected, StoreMisconfigured
 from dlrover_run.transport import grpc_errors
 from dlrover_run.transport.auth import find_ca_file
 from dlrover_run.transport.grpc_errors import ConnectionProblem, ServerKind
@@ -69,22 +69,22 @@ class AuthNotEnabled(Exception):
     """The cluster has no users, so a login is neither possible nor needed."""
 
 
-def error_for_status(code: str, details: str, spec: EtcdSpec) -> Exception:
+def error_for_status(code: str, details: str, spec: kinds.Store) -> Exception:
     """The exception for the status of a call, or with the code "" for the reason for which a watch was ended."""
     if "invalid auth token" in details or "revision of auth store is old" in details or code == "UNAUTHENTICATED":
         return LoginRequired(EndpointFailed("it does not accept the token that it has just given"))
     if "user name is empty" in details:
-        return LoginRequired(EtcdMisconfigured(_NO_USER))
+        return LoginRequired(StoreMisconfigured(_NO_USER))
     if "permission denied" in details:
         # etcd 3.5.1 also returns this for a watch with an unknown token, or without one.
-        return LoginRequired(EtcdMisconfigured(_not_permitted(spec)))
+        return LoginRequired(StoreMisconfigured(_not_permitted(spec)))
     if "invalid user ID or password" in details and not spec.password:
-        return EtcdMisconfigured(
+        return StoreMisconfigured(
             f"etcd demands a password of the user {spec.user!r}: put it into DLROVER_ETCD_PASSWORD, or its file into "
             "password_file=PATH in --rdzv-conf."
         )
     if "invalid user ID or password" in details:
-        return EtcdMisconfigured(
+        return StoreMisconfigured(
             f"etcd knows no user {spec.user!r} with the password that was given: check user=NAME in --rdzv-conf, and "
             "DLROVER_ETCD_PASSWORD or password_file=PATH."
         )
@@ -105,7 +105,7 @@ def error_for_status(code: str, details: str, spec: EtcdSpec) -> Exception:
     return EndpointFailed(next(known, grpc_errors.last_error(details or code)))
 
 
-def connection_failed(problem: ConnectionProblem, spec: EtcdSpec) -> EndpointFailed:
+def connection_failed(problem: ConnectionProblem, spec: kinds.Store) -> EndpointFailed:
     """The failure of a connection for that reason."""
     return EndpointFailed(grpc_errors.describe(problem, ETCD, encrypted=spec.tls is not None), problem)
 
@@ -118,14 +118,14 @@ def join_clauses(problems: Mapping[str, EndpointFailed]) -> str:
     return "; ".join(f"{place}: {clause}" for place, clause in clauses.items())
 
 
-def check_tls_files(tls: TlsSpec) -> None:
-    """Raise EtcdMisconfigured for files with which no TLS connection can be opened: gRPC does not name them."""
+def check_tls_files(tls: kinds.TlsSpec) -> None:
+    """Raise StoreMisconfigured for files with which no TLS connection can be opened: gRPC does not name them."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     try:
         if (ca := find_ca_file(tls)) is not None:
             context.load_verify_locations(ca)
     except OSError as error:
-        raise EtcdMisconfigured(
+        raise StoreMisconfigured(
             f"cacert, {tls.ca}, cannot be used ({_reason(error)}): give a PEM file with the authority's certificate."
         ) from None
     if tls.cert is None:
@@ -135,10 +135,10 @@ def check_tls_files(tls: TlsSpec) -> None:
         context.load_cert_chain(tls.cert, tls.key, password="")
     except OSError as error:
         if _reason(error) == "KEY_VALUES_MISMATCH":
-            raise EtcdMisconfigured(
+            raise StoreMisconfigured(
                 f"cert, {tls.cert}, and key, {tls.key}, do not belong together: give the key of that certificate."
             ) from None
-        raise EtcdMisconfigured(
+        raise StoreMisconfigured(
             f"cert, {tls.cert}, or key, {tls.key}, cannot be used ({_reason(error)}): give PEM files, and a key "
             "without a password."
         ) from None
@@ -151,7 +151,7 @@ def _reason(error: OSError) -> str:
     return error.strerror or str(error)
 
 
-def _not_permitted(spec: EtcdSpec) -> str:
+def _not_permitted(spec: kinds.Store) -> str:
     if not spec.user and not (spec.tls and spec.tls.cert):
         return _NO_USER
     user = f"The user {spec.user!r}" if spec.user else "The user of the certificate"

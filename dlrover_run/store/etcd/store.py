@@ -9,17 +9,17 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from dlrover_run.spec import EtcdSpec
+from dlrover_run.rendezvous import kinds
 from dlrover_run.store.etcd import codec
 from dlrover_run.store.etcd.connection import CALL_TIMEOUT, EndpointChannel, EtcdConnection, Metadata, open_stream
 from dlrover_run.store.etcd.errors import EndpointFailed, LoginRequired, error_for_status
-from dlrover_run.store.etcd.operations import (
+from dlrover_run.store.operations import (
     Change,
     Compacted,
-    EtcdUnavailable,
     KeyValueStore,
     LeaseExpired,
     Range,
+    StoreUnavailable,
     Txn,
     TxnResult,
 )
@@ -43,7 +43,7 @@ class EtcdStore(KeyValueStore):
     Raises PackageMissing if the packages that it needs are not installed.
     """
 
-    def __init__(self, spec: EtcdSpec, renew_timeout: float, rng: Callable[[], float] = random.random) -> None:
+    def __init__(self, spec: kinds.Store, renew_timeout: float, rng: Callable[[], float] = random.random) -> None:
         self._connection = EtcdConnection(spec, rng)
         self._api = self._connection.api
         self._renew_timeout = min(CALL_TIMEOUT, renew_timeout)
@@ -120,10 +120,10 @@ class EtcdWatch:
     async def after(self, revision: int) -> AsyncIterator[Sequence[Change]]:
         """All changes after that revision, for ever.
 
-        Raises Compacted, EtcdMisconfigured, and EtcdUnavailable if no endpoint continues the watch.
+        Raises Compacted, StoreMisconfigured, and StoreUnavailable if no endpoint continues the watch.
         """
         if any(revision < following - 1 for following in self._next_revisions):
-            raise EtcdUnavailable("it has lost data since the watch began")
+            raise StoreUnavailable("it has lost data since the watch began")
         clock = asyncio.get_running_loop()
         failures = 0
         reason = ""
@@ -148,7 +148,7 @@ class EtcdWatch:
             finally:
                 self.end()
             failures = failures + 1 if clock.time() - created < MIN_STREAM_LIFE else 0
-        raise EtcdUnavailable(reason)
+        raise StoreUnavailable(reason)
 
     async def _create(self, channel: Any, metadata: Metadata) -> Any:
         """A stream on which every range is watched."""

@@ -34,7 +34,7 @@ def watch_stalls(
 ) -> RoundStalls | None:
     """Watch the workers of a round for stalls, until `close`; None where they cannot be watched."""
     running, ranks = workers.group.running, workers.ranks
-    if workers.group.ended or (ranks.nodes > 1 and spec.backend == "static"):
+    if workers.group.ended or (ranks.nodes > 1 and not spec.rendezvous.coordinated):
         # Static nodes do not communicate, and the rank that one of them names could be wrong.
         return None
     sampling = Sampler({one.spec.rank: one.pid for one in running}, ranks.store_port)

@@ -115,7 +115,7 @@ class HealthCheckRunner:
         self._python = spec.entrypoint.python or sys.executable
         self._rules = HealthRules.get(spec.rules.parts)
         # With `static` ranks, no node receives anything from the others.
-        self._wanted = self._rules.applies and (spec.backend != "static" or spec.rules.max_nodes == 1)
+        self._wanted = self._rules.applies and not spec.nodes_apart
         self._port = HeldPort() if self._wanted else None
         self._key = CheckKey()
         self._computed: ComputeResult | None = None

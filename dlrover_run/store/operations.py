@@ -1,6 +1,7 @@
-"""The operations of etcd that a job uses, and their records. Another store with these operations can replace etcd.
+"""The key-value store with leases that a job can use for its records: five operations, with etcd's meanings.
 
-Keys are text, values are bytes. A *revision* is etcd's count of changes, the same on all its members.
+Keys are text, values are bytes. A *revision* is the store's count of changes, the same on all its members. To add a
+store: write a class with these operations, and its row in `rendezvous/backends.py`.
 """
 
 from __future__ import annotations
@@ -11,17 +12,17 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 
-class EtcdUnavailable(Exception):
+class StoreUnavailable(Exception):
     """No member answers now; the message is the reason, a clause. The same request may succeed a moment later."""
 
 
-class EtcdMisconfigured(Exception):
+class StoreMisconfigured(Exception):
     """The user's settings cannot work: a wrong password, certificate or permission. The message is a sentence for the
     user."""
 
 
-class RequestRejected(EtcdMisconfigured):
-    """etcd is configured so that it rejects requests like this one, now and later."""
+class RequestRejected(StoreMisconfigured):
+    """The store is configured so that it rejects requests like this one, now and later."""
 
 
 class LeaseExpired(Exception):
@@ -131,13 +132,13 @@ class Watch(Protocol):
     def after(self, revision: int) -> AsyncIterator[Sequence[Change]]:
         """The changes after that revision, in the order of their revisions in each range, for ever.
 
-        It continues by itself on another member where it stopped. Raises EtcdUnavailable, EtcdMisconfigured, and
+        It continues by itself on another member where it stopped. Raises StoreUnavailable, StoreMisconfigured, and
         Compacted if missed changes are no longer kept.
         """
 
 
 class KeyValueStore(Protocol):
-    """The operations. All raise EtcdUnavailable and EtcdMisconfigured; none waits for ever."""
+    """The operations. All raise StoreUnavailable and StoreMisconfigured; none waits for ever."""
 
     async def grant(self, seconds: int) -> int:
         """A new lease, which expires unless it is renewed within that many seconds."""

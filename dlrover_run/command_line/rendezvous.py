@@ -1,15 +1,15 @@
-"""Resolves the rendezvous of a job: its backend, name and endpoints, from the flags and variables of the user.
+"""Resolves the rendezvous of a job: its kind, name and endpoints, from the flags and variables of the user.
 
 torchrun's rule for a single node is kept: without an endpoint it needs no rendezvous, and each such job gets a fresh
-name. This is the `memory` backend; a single node with a given port is `static`. Several nodes with `c10d` (or `master`,
-which is the same) use a master, those with `etcd` an etcd cluster.
+name (`Alone`); a single node with a given port is `Static`. Several nodes meet where the backend of `--rdzv-backend`
+says (`rendezvous/backends.py`): at a master, or in a store.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from typing import Literal, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -17,13 +17,10 @@ from dlrover_run.command_line import credentials, values
 from dlrover_run.command_line.flags import STATIC_ADDRESS
 from dlrover_run.command_line.rdzv_conf import RdzvConf
 from dlrover_run.coordination.rules import JobRules
-from dlrover_run.spec import FlagValue, MasterSpec, SpecError
-
-MASTER_PORT = 29400
-"""The default port of a master, as of torchrun's c10d."""
-
-ETCD_PORT = 2379
-"""The default port of an etcd: etcd's own default, and torchrun's."""
+from dlrover_run.rendezvous import backends, kinds
+from dlrover_run.rendezvous.backends import Backend
+from dlrover_run.spec import FlagValue, SpecError
+from dlrover_run.words.text import join_address
 
 UNNAMED = "none"
 """torchrun's default of `--rdzv-id`."""
@@ -40,13 +37,13 @@ ID_VARIABLES = ("NODE_ID", "WORKER_ID")
 STATIC_RANK_HINTS = ("JOB_COMPLETION_INDEX", "SLURM_NODEID", *RANK_VARIABLES)
 """Variables of schedulers with the node rank, which `static` takes from --node-rank alone, as torchrun does."""
 
-LOCAL_MASTER = MasterSpec(host="127.0.0.1", port=0, is_host=False)
+LOCAL_MASTER = kinds.Master(host="127.0.0.1", port=0, is_host=False)
 """The master of nodes on this machine. Its address and token are known when it has been started."""
 
-MASTER_BACKENDS = ("c10d", "master")
-ETCD_BACKENDS = ("etcd", "etcd-v2")
+USUAL = "c10d"
+"""The backend of several nodes where no flag names one."""
 
-_ETCD_SCHEMES = ("http", "https")
+_SCHEMES = ("http", "https")
 _NODE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _MAX_RANK = 1_000_000
 
@@ -84,8 +81,8 @@ class RendezvousArgs(NamedTuple):
         return self.node_rank or _first_fit(self.environ, RANK_VARIABLES, _is_rank)
 
 
-class EtcdMembers(NamedTuple):
-    """The members of an etcd cluster as (host, port), and the flag that named them.
+class Members(NamedTuple):
+    """The members of a store as (host, port), and the flag that named them.
 
     `protocol` is the scheme before them, `http` or `https`, and empty if there is none.
     """
@@ -96,16 +93,19 @@ class EtcdMembers(NamedTuple):
 
 
 class Rendezvous(NamedTuple):
-    """The resolved rendezvous: the fields of `JobSpec` and `JobRules` with the same names, and warnings. The master
-    has no credentials yet; it is `LOCAL_MASTER` if the launcher of all nodes on this machine starts one with them."""
+    """The resolved rendezvous: where the nodes meet, and who this node is there.
 
-    backend: Literal["memory", "static", "master", "etcd"]
+    `place` has no credentials yet; it is `LOCAL_MASTER` if the launcher of all nodes on this machine starts a master
+    with them. `met` says where the nodes meet, with the source of that, None where one node meets none. `members` are
+    those of a store. `node_rank`, `node_id`, `name` and `endpoint` are the fields of `JobSpec`.
+    """
+
+    place: kinds.Rendezvous
     run_id: str
     min_nodes: int = 1
     max_nodes: int = 1
-    store: tuple[str, int] | None = None
-    master: MasterSpec | None = None
-    etcd: EtcdMembers | None = None
+    met: FlagValue | None = None
+    members: Members | None = None
     node_rank: int | None = None
     node_id: str = ""
     warnings: tuple[str, ...] = ()
@@ -115,7 +115,7 @@ class Rendezvous(NamedTuple):
     @property
     def coordinated(self) -> bool:
         """Whether nodes communicate, so that each learns of the others."""
-        return self.master is not None or self.etcd is not None
+        return self.place.coordinated
 
     @property
     def nodes_apart(self) -> bool:
@@ -132,45 +132,56 @@ def resolve(args: RendezvousArgs, fresh_id: str) -> Rendezvous:
             raise SpecError(f"--standalone runs a single node, and {given}: leave one out.")
         return _single_node(args, fresh_id)
     several = max_nodes + args.spares > 1
-    backend = args.backend or FlagValue("--rdzv-backend", "static")
-    if backend.text in MASTER_BACKENDS or (several and _set_by_variable(args)):
-        if several:
-            return _with_master(args, backend, min_nodes, max_nodes)
-        # A single node does not need the endpoint, but an error in it would show when a second node is added.
-        values.endpoint(*args.endpoint, MASTER_PORT)
-        return _single_node(args, args.run_id.text or fresh_id)
-    if backend.text in ETCD_BACKENDS:
-        if several:
-            return _with_etcd(args, backend, min_nodes, max_nodes)
-        if args.endpoint.text.strip():
-            parse_etcd_members(*args.endpoint)
-        return _single_node(args, args.run_id.text or fresh_id)
-    if backend.text == "static":
+    word = args.backend or FlagValue("--rdzv-backend", "static")
+    backend = backends.by_word(word.text)
+    if several and _set_by_variable(args) and not (backend and backend.kind.coordinated):
+        backend = backends.by_word(USUAL)
+    if backend is None:
+        offered = values.alternatives([row.words[0] for row in _by_use()])
+        raise values.invalid(*word, "is not valid", f"give {offered}, or leave it out for one node")
+    if backend.kind.ranked:
         if min_nodes != max_nodes:
             remedy = (
-                "give --rdzv-backend=c10d and --rdzv-endpoint=HOST:PORT, where HOST is one of the nodes, set "
+                f"give --rdzv-backend={USUAL} and --rdzv-endpoint=HOST:PORT, where HOST is one of the nodes, set "
                 f"{MASTER_VARIABLE}, or give --local-nodes={max_nodes} to start all nodes here"
             )
-            raise values.invalid(*args.nodes, "is a range, which --rdzv-backend=static does not support", remedy)
+            raise values.invalid(
+                *args.nodes, f"is a range, which --rdzv-backend={backend.name} does not support", remedy
+            )
         if max_nodes == 1 and not args.endpoint.text.strip() and args.master_port is None:
             return _single_node(args, fresh_id)
-        return _static(args, max_nodes, fresh_id)
-    raise values.invalid(*backend, "is not valid", "give c10d, etcd or static, or leave it out for one node")
+        return _static(args, backend, max_nodes, fresh_id)
+    if several:
+        several_at = _with_store if backend.kind.leased else _with_master
+        return several_at(args, backend, word, min_nodes, max_nodes)
+    # A single node does not need the endpoint, but an error in it would show when a second node is added.
+    if not backend.kind.leased:
+        values.endpoint(*args.endpoint, backend.port)
+    elif args.endpoint.text.strip():
+        parse_members(*args.endpoint, backend)
+    return _single_node(args, args.run_id.text or fresh_id)
+
+
+def _by_use() -> Sequence[Backend]:
+    """The backends that `--rdzv-backend` offers, those for several nodes first."""
+    return sorted((row for row in backends.TABLE if row.words), key=lambda row: row.kind.ranked)
 
 
 def resolve_local(args: RendezvousArgs, fresh_id: str) -> Rendezvous:
-    """The rendezvous of nodes that are all started on this machine: through the etcd that the flags name, else through
+    """The rendezvous of nodes that are all started on this machine: through the store that the flags name, else through
     a local master. The launcher gives them ranks and names, so the machine's own in a cluster are not used. No other
     node finds a local master by the job's name, so an unnamed job gets `fresh_id`: what a script saves by that name is
     then not taken for another run's."""
     min_nodes, max_nodes = values.node_range(*args.nodes)
-    backend = args.backend or FlagValue("--rdzv-backend", MASTER_BACKENDS[0])
-    if backend.text in ETCD_BACKENDS:
-        return _with_etcd(args._replace(environ={}), backend, min_nodes, max_nodes)
-    if backend.text not in MASTER_BACKENDS:
-        raise values.invalid(*backend, "cannot be used with --local-nodes", "give c10d or etcd, or leave it out")
+    word = args.backend or FlagValue("--rdzv-backend", USUAL)
+    backend = backends.by_word(word.text)
+    if backend is not None and backend.kind.leased:
+        return _with_store(args._replace(environ={}), backend, word, min_nodes, max_nodes)
+    if backend is None or not backend.kind.hosted:
+        offered = values.alternatives([row.words[0] for row in _by_use() if row.kind.coordinated])
+        raise values.invalid(*word, "cannot be used with --local-nodes", f"give {offered}, or leave it out")
     run_id = values.shared_name(*args.run_id)
-    return Rendezvous("master", fresh_id if run_id == UNNAMED else run_id, min_nodes, max_nodes, master=LOCAL_MASTER)
+    return Rendezvous(LOCAL_MASTER, fresh_id if run_id == UNNAMED else run_id, min_nodes, max_nodes)
 
 
 def _set_by_variable(args: RendezvousArgs) -> bool:
@@ -179,51 +190,56 @@ def _set_by_variable(args: RendezvousArgs) -> bool:
     return not by_flag and bool(args.environ.get(MASTER_VARIABLE, "").strip())
 
 
-def _with_master(args: RendezvousArgs, backend: FlagValue, min_nodes: int, max_nodes: int) -> Rendezvous:
+def _with_master(args: RendezvousArgs, backend: Backend, word: FlagValue, min_nodes: int, max_nodes: int) -> Rendezvous:
     variable = FlagValue(MASTER_VARIABLE, args.environ.get(MASTER_VARIABLE, ""))
     # Kubeflow's trainer gives a master address and no endpoint, also for --rdzv-backend=c10d.
     by_address = FlagValue("", "")
     if args.master_addr and args.master_addr.text.strip():
         host = values.host(*args.master_addr)
-        port = MASTER_PORT if args.master_port is None else args.master_port
+        port = backend.port if args.master_port is None else args.master_port
         by_address = FlagValue(args.master_addr.source, f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
     endpoint = next((value for value in (args.endpoint, variable, by_address) if value.text.strip()), None)
     if endpoint is None:
         remedy = f"give --rdzv-endpoint=HOST:PORT, where HOST is one of the nodes, or set {MASTER_VARIABLE}"
         if args.environ.get("SLURM_JOB_NODELIST"):
             remedy += "; in a job of Slurm start the launcher with srun, and leave it out"
-        raise values.invalid(*backend, "needs an endpoint", remedy)
-    host, port = values.endpoint(*endpoint, MASTER_PORT)
+        raise values.invalid(*word, "needs an endpoint", remedy)
+    host, port = values.endpoint(*endpoint, backend.port)
     if port == 0:
         problem = "has port 0, which would be a different port on each node"
         raise values.invalid(*endpoint, problem, "give a port from 1 to 65535")
+    # A master that the variable names runs already.
+    master = kinds.Master(host, port, is_host=False if endpoint is variable else args.is_host, hosts=args.hosts)
     return Rendezvous(
-        "master",
+        master,
         values.shared_name(*args.run_id),
         min_nodes,
         max_nodes,
-        # A master that the variable names runs already.
-        master=MasterSpec(host, port, is_host=False if endpoint is variable else args.is_host, hosts=args.hosts),
+        FlagValue(endpoint.source, f"master at {master.endpoint}"),
         node_rank=_preferred_rank(args),
         node_id=_node_id(args.environ),
         warnings=unread_hints(args),
     )
 
 
-def _with_etcd(args: RendezvousArgs, backend: FlagValue, min_nodes: int, max_nodes: int) -> Rendezvous:
+def _with_store(args: RendezvousArgs, backend: Backend, word: FlagValue, min_nodes: int, max_nodes: int) -> Rendezvous:
+    name = backend.name
     if not args.endpoint.text.strip():
-        remedy = "give --rdzv-endpoint=HOST:PORT of an etcd, or of several of its members with commas between them"
-        raise values.invalid(*backend, "needs an endpoint", remedy)
-    v2 = f"{backend.source} {backend.text!r} means etcd: the v3 API is used, and v2 is not needed."
+        remedy = f"give --rdzv-endpoint=HOST:PORT of an {name}, or of several of its members with commas between them"
+        raise values.invalid(*word, "needs an endpoint", remedy)
+    members = parse_members(*args.endpoint, backend)
+    said = backend.aliases.get(word.text)
+    alias = f"{word.source} {word.text!r} means {name}: {said}."
     return Rendezvous(
-        "etcd",
+        kinds.Store(members.addresses, name=name),
         values.shared_name(*args.run_id),
         min_nodes,
         max_nodes,
-        etcd=parse_etcd_members(*args.endpoint),
+        FlagValue(args.endpoint.source, f"{name} at {args.endpoint.text}"),
+        members,
         node_rank=_preferred_rank(args),
         node_id=_node_id(args.environ),
-        warnings=(*unread_hints(args), *(() if backend.text == "etcd" else (v2,))),
+        warnings=(*unread_hints(args), *((alias,) if said else ())),
     )
 
 
@@ -270,7 +286,7 @@ def _first_set(environ: Mapping[str, str], names: tuple[str, ...]) -> FlagValue 
 def _single_node(args: RendezvousArgs, run_id: str) -> Rendezvous:
     ignored = f"--node-rank {args.rank} has no effect, since this job has one node and no static rendezvous."
     warnings = (ignored,) if args.rank else ()
-    return Rendezvous("memory", run_id, warnings=warnings, name=_name(args), endpoint=args.endpoint.text.strip())
+    return Rendezvous(kinds.Alone(), run_id, warnings=warnings, name=_name(args), endpoint=args.endpoint.text.strip())
 
 
 def _name(args: RendezvousArgs) -> str:
@@ -279,22 +295,28 @@ def _name(args: RendezvousArgs) -> str:
     return given if given != UNNAMED and given.isprintable() and len(given) <= values.MAX_NAME_LENGTH else ""
 
 
-def _static(args: RendezvousArgs, nodes: int, fresh_id: str) -> Rendezvous:
+def _static(args: RendezvousArgs, backend: Backend, nodes: int, fresh_id: str) -> Rendezvous:
     node_rank = args.rank or 0
     if not 0 <= node_rank < nodes:
         remedy = (
             f"give 0 to {nodes - 1}, since {args.nodes.source} is {nodes}" if nodes > 1 else "give 0, or more --nnodes"
         )
         raise values.invalid("--node-rank", str(node_rank), "is out of range", remedy)
-    port = values.STATIC_PORT if args.master_port is None else args.master_port
+    port = backend.port if args.master_port is None else args.master_port
+    source = "default of --master-addr"
     if args.endpoint.text.strip():
         address, port = values.endpoint(*args.endpoint, port)
+        source = args.endpoint.source
+    elif args.master_addr:
+        address, source = values.host(*args.master_addr), args.master_addr.source
     else:
-        address = values.host(*args.master_addr) if args.master_addr else STATIC_ADDRESS
+        address = STATIC_ADDRESS
     run_id = args.run_id.text or fresh_id
     if port:
         warnings = _assumed_defaults(args, nodes, address, port)
-        return Rendezvous("static", run_id, nodes, nodes, store=(address, port), node_rank=node_rank, warnings=warnings)
+        met = FlagValue(source, f"node 0 at {join_address(address, port)}")
+        place = kinds.Static((address, port))
+        return Rendezvous(place, run_id, nodes, nodes, met, node_rank=node_rank, warnings=warnings)
     if nodes > 1:
         raise SpecError("Port 0 would be a different port on each node: give --master-port a number from 1 to 65535.")
     return _single_node(args, run_id)
@@ -317,8 +339,8 @@ def _assumed_defaults(args: RendezvousArgs, nodes: int, address: str, port: int)
     return tuple(warnings)
 
 
-def parse_etcd_members(source: str, text: str) -> EtcdMembers:
-    """The members of an etcd as `etcdctl --endpoints` takes them: several of them, with or without `http://` or
+def parse_members(source: str, text: str, backend: Backend) -> Members:
+    """The members of a store as `etcdctl --endpoints` takes them: several of them, with or without `http://` or
     `https://`. Raises SpecError."""
     # Checked first, because the other errors quote the text.
     if "@" in text:
@@ -331,14 +353,14 @@ def parse_etcd_members(source: str, text: str) -> EtcdMembers:
     for entry in (part.strip() for part in text.split(",")):
         scheme, separator, written = entry.rpartition("://")
         if separator:
-            if scheme.lower() not in _ETCD_SCHEMES:
+            if scheme.lower() not in _SCHEMES:
                 remedy = "give HOST:PORT, http://HOST:PORT or https://HOST:PORT"
-                raise values.invalid(source, entry, "is not the address of an etcd", remedy)
+                raise values.invalid(source, entry, f"is not the address of an {backend.name}", remedy)
             protocols.add(scheme.lower())
         written = written.removesuffix("/")
         if not written:
             raise values.invalid(source, text, "has an empty entry", "give HOST:PORT,HOST:PORT")
-        host, port = values.endpoint(source, written, ETCD_PORT)
+        host, port = values.endpoint(source, written, backend.port)
         if port == 0:
             raise values.invalid(source, written, "has port 0", "give a port from 1 to 65535")
         if (host.lower(), port) in ((name.lower(), number) for name, number in addresses):
@@ -346,7 +368,7 @@ def parse_etcd_members(source: str, text: str) -> EtcdMembers:
         addresses.append((host, port))
     if len(protocols) > 1:
         raise values.invalid(source, text, "has both http:// and https://", "give one of them for all members")
-    return EtcdMembers(tuple(addresses), "".join(protocols), source)
+    return Members(tuple(addresses), "".join(protocols), source)
 
 
 def adjust_rules(rules: JobRules, rendezvous: Rendezvous, conf: RdzvConf) -> JobRules:
@@ -354,7 +376,7 @@ def adjust_rules(rules: JobRules, rendezvous: Rendezvous, conf: RdzvConf) -> Job
     if not rendezvous.coordinated:
         # Nodes learn nothing of each other, so no loss of a node can explain a failure.
         return replace(rules, lost_after=0.0)
-    if rendezvous.backend == "etcd" and not conf.has("lost_after"):
+    if rendezvous.place.leased and not conf.has("lost_after"):
         # The lease has already covered the moment that a broken connection needs.
         return replace(rules, lost_after=0.0)
     return rules
