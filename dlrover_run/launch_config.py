@@ -56,6 +56,8 @@ class LaunchConfig:
     stall_action: str = "report"
     stall_timeout: float | None = None
     checkpoint_memory: str | None = None
+    hook: Sequence[str] = ()
+    hook_timeout: float | None = None
 
     def __post_init__(self) -> None:
         if self.rdzv_timeout != -1:
@@ -89,6 +91,7 @@ class LaunchConfig:
             "stall-action": self.stall_action if self.stall_action != "report" else None,
             "stall-timeout": self.stall_timeout,
             "checkpoint-memory": self.checkpoint_memory,
+            "hook-timeout": self.hook_timeout,
             "spares": self.spares or None,
             "node-unit": self.node_unit,
             "network-check": "once" if self.network_check is True else self.network_check or None,
@@ -100,7 +103,8 @@ class LaunchConfig:
             "exclude-straggler": self.exclude_straggler,
         }
         flags = [f"--{name}={value}" for name, value in given.items() if value not in (None, "")]
-        return [*flags, *(f"--{name}" for name, on in switches.items() if on)]
+        hooks = [f"--hook={hook}" for hook in self.hook]
+        return [*flags, *hooks, *(f"--{name}" for name, on in switches.items() if on)]
 
 
 def _conf(configs: Mapping[str, Any]) -> str:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from dlrover_run import linux
 from dlrover_run.agent.framework import AdapterFactory, AgentServices
-from dlrover_run.agent.node_feature import NodeFeatures
+from dlrover_run.agent.node_feature import NodeFeatures, NodeRefused
 from dlrover_run.agent.node_state import NodeState
 from dlrover_run.agent.reconcile import reconcile
 from dlrover_run.agent.result import JobEnd, JobResult, resolve_result
@@ -100,6 +100,7 @@ class Agent:
         )
         # The adapter begins to import what tasks import, which takes longer than anything else. So it comes before the
         # client, which imports as well.
+        self._background = asyncio.TaskGroup()
         self._features = NodeFeatures()
         self._services = AgentServices(
             job=job,
@@ -110,6 +111,7 @@ class Agent:
             node_state=self._node_state,
             shutdown=self._shutdown,
             wake=self._wake.set,
+            start=lambda work: self._background.create_task(work),
             features=self._features,
             events=events,
         )
@@ -157,11 +159,15 @@ class Agent:
                 f"attempt {requeues + 1} of job {self._job.display_name}: its scheduler has started it again"
             )
         try:
-            await self._listen_to_operators()
-            await self._adapter.open()
-            self._begin_features()
-            await self._reconcile_until_done()
-        except (StuckProcess, SpecError, OSError) as error:
+            async with self._background:
+                await self._listen_to_operators()
+                await self._adapter.open()
+                self._begin_features()
+                await self._reconcile_until_done()
+        except BaseExceptionGroup as failed:
+            error = _first_error(failed)
+            if not isinstance(error, (StuckProcess, SpecError, NodeRefused, OSError)):
+                raise error from None
             await self._adapter.kill()
             return await self._conclude(error)
         return await self._conclude(None)
@@ -170,8 +176,6 @@ class Agent:
         while True:
             await self._shutdown.until_decided()
             self._wake.clear()
-            if self._adapter.problem is not None:
-                raise self._adapter.problem
             if self._client.assignment.drains:
                 self._shutdown.drain()
             adapter, leaving = self._adapter, self._shutdown.wanted
@@ -375,4 +379,11 @@ class Agent:
         self._wake.set()
         self._relay.stop_waiting()
         self._adapter.stop_waiting()
-        self._features.stop_waiting()
+        # Afterwards the request has its signal, which says how long each feature has.
+        asyncio.get_running_loop().call_soon(self._features.stop_waiting)
+
+
+def _first_error(failed: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The error because of which the others in the group were cancelled, if any was."""
+    first = failed.exceptions[0]
+    return _first_error(first) if isinstance(first, BaseExceptionGroup) else first

@@ -6,10 +6,11 @@ TensorFlow. The adapter holds all that its framework determines: environment, re
 
 from __future__ import annotations
 
+import asyncio
 import signal
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Generic
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import msgspec
 
@@ -33,9 +34,19 @@ if TYPE_CHECKING:
     from dlrover_run.features.operate.node_logs import WorkerOutput
     from dlrover_run.workers.starter import Starter
 
+Result = TypeVar("Result")
+
+
+class StartWork(Protocol):
+    """Has work go on in the background of the agent's loop. An exception of it ends the node; at the end of the loop
+    it is waited for."""
+
+    def __call__(self, work: Coroutine[Any, Any, Result], /) -> asyncio.Task[Result]: ...
+
 
 class AgentServices(msgspec.Struct, frozen=True):
-    """What an adapter gets from its agent. `wake` makes the agent's loop look at everything again."""
+    """What an adapter gets from its agent. `wake` makes the agent's loop look at everything again, and `start` begins
+    work in the background, once the loop runs."""
 
     job: JobSpec
     run_dir: RunDir
@@ -45,22 +56,21 @@ class AgentServices(msgspec.Struct, frozen=True):
     node_state: NodeState
     shutdown: ShutdownRequest
     wake: Callable[[], None]
+    start: StartWork
     features: NodeFeatures
     events: Events = NO_EVENTS
 
 
 class FrameworkAdapter(ABC, Generic[Key]):
     """This node's tasks. No method but `open`, `stacks`, `kill`, `finish` and `close` waits: what takes time goes on in
-    the background, and `wake` is called when it is done or has failed.
+    the background (`AgentServices.start`), and `wake` is called when it is done.
 
-    `noun` names the tasks in messages, and `starter` starts their processes. `problem` is an error of the background
-    work, which makes this node leave. While tasks are `moving` to other nodes, the assignment counts although this node
-    leaves.
+    `noun` names the tasks in messages, and `starter` starts their processes. While tasks are `moving`
+    to other nodes, the assignment counts although this node leaves.
     """
 
     noun: str
     starter: Starter
-    problem: Exception | None = None
     moving = False
 
     @property

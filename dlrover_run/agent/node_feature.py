@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from dlrover_run.coordination.model import NodeReport
 
 
+class NodeRefused(Exception):
+    """A feature keeps this node out of the job; a sentence for the user. It costs no restart."""
+
+
 class NodeFeature:
     """What a node does for one feature of its job. `tasks` are those of this node.
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from dlrover_run.agent.host import display_name
+from dlrover_run.agent.node_feature import NodeRefused
 from dlrover_run.coordination.bounds import MAX_TRACE, MAX_WHAT
 from dlrover_run.coordination.model import (
     OVER,
@@ -177,7 +178,7 @@ def build_failure(end: WorkerExit, host: str) -> Failure:
 def leave_report(state: NodeState, gave_up: Exception | None) -> NodeReport:
     """The report that this node has left; `gave_up` is the error that made it leave, if any."""
     ranks = state.ranks
-    if gave_up is None or ranks is None:
+    if gave_up is None or isinstance(gave_up, NodeRefused) or ranks is None:
         return state.report(NodePhase.LEFT)
     what = f"could not be {'stopped' if isinstance(gave_up, StuckProcess) else 'started'}: {gave_up}"
     # With its own exit code this node asks an operator for another attempt, unless its settings are wrong.

@@ -96,6 +96,24 @@ def check_program(name: str, environ: Mapping[str, str], what: str = "program") 
     raise SpecError(f"The {what} {name!r} {where}: check its name, or give its path.")
 
 
+def command_words(source: str, text: str, environ: Mapping[str, str], example: str) -> tuple[str, ...]:
+    """The words of a command that is run without a shell; `example` is one. Raises SpecError for one that cannot be
+    run here. Called by features that run a command of the user."""
+    # Imported only here: other launches do not wait for it.
+    import shlex
+
+    try:
+        words = tuple(shlex.split(text))
+    except ValueError as error:
+        raise values.invalid(
+            source, text, f"cannot be split into words ({error})", "close each quotation mark"
+        ) from None
+    if not words:
+        raise SpecError(f"{source} names no program: give a command such as {example}.")
+    check_program(words[0], environ, f"program of {source}")
+    return words
+
+
 PROBE_TIMEOUT = 60.0
 """Seconds that another interpreter has to start and to look for a module. On a cold network disk it takes several.
 After this the job is started without an answer, and its processes find out."""

@@ -46,5 +46,6 @@ FEATURES = (
     Feature("autoscale", "autoscaler", _by_assignment("autoscale")),
     Feature("hangs", "node.feature", lambda job, assignment: job.stall_action != "off"),
     Feature("checkpoints", "feature", lambda job, assignment: job.checkpoint_memory != 0),
+    Feature("hooks", "node", lambda job, assignment: "hooks" in job.settings),
 )
 """In the order in which an agent calls them."""

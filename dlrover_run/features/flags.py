@@ -9,6 +9,7 @@ from dlrover_run.features.autoscale import flags as autoscale
 from dlrover_run.features.checkpoints import flags as checkpoints
 from dlrover_run.features.events import flags as events
 from dlrover_run.features.hangs import flags as hangs
+from dlrover_run.features.hooks import flags as hooks
 from dlrover_run.features.local_nodes import flags as local_nodes
 from dlrover_run.features.node_check import flags as node_check
 from dlrover_run.features.observe import flags as observe
@@ -23,4 +24,5 @@ FEATURES = (
     events.FEATURE,
     observe.FEATURE,
     hangs.FEATURE,
+    hooks.FEATURE,
 )

@@ -267,15 +267,12 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
         return next((kept for kept in found if kept is not None), None)
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
-        self._work = asyncio.get_running_loop().create_task(work)
+        self._work = self._services.start(work)
         self._work.add_done_callback(self._note_work_done)
 
     def _note_work_done(self, work: asyncio.Task[None]) -> None:
         self._work = self._starting = None
         self._stopping = False
-        error = None if work.cancelled() else work.exception()
-        if isinstance(error, Exception):
-            self.problem = error
         self._services.wake()
 
     async def _start_round(self, ranks: RankAssignment, keeps: bool = False) -> None:

@@ -65,6 +65,7 @@ class TensorFlowAdapter(FrameworkAdapter[TaskKey]):
         self._pace = PaceReport(lambda: self._tasks.seen, services.wake)
         self._assignment = Assignment()
         self._waiting: Waiting | None = None
+        self._error: Exception | None = None
 
     @property
     def pids(self) -> set[int]:
@@ -82,6 +83,8 @@ class TensorFlowAdapter(FrameworkAdapter[TaskKey]):
         await self._queues.listen()
 
     def accept(self, assignment: Assignment, ends: bool) -> None:
+        if self._error is not None:
+            raise self._error
         self._assignment = assignment
         if not (self._shutdown.wanted and self._spec.job.rendezvous.alone):
             # If this is the only node, its shutdown ends the job, and no line about other nodes or restarts is true.
@@ -160,7 +163,7 @@ class TensorFlowAdapter(FrameworkAdapter[TaskKey]):
         await self.starter.close()
 
     def _fail(self, error: Exception) -> None:
-        self.problem = self.problem or error
+        self._error = self._error or error
         self._services.wake()
 
     @property

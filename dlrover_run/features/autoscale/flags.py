@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from dlrover_run.command_line import lookup, values
+from dlrover_run.command_line import lookup
 from dlrover_run.command_line.feature import Draft, FeatureFlags
 from dlrover_run.command_line.flag import SIZE, Flag
 from dlrover_run.coordination.parts import with_part
@@ -73,19 +73,10 @@ def settings(flags: FlagValues, environ: Mapping[str, str]) -> AutoscaleSettings
         raise SpecError(
             f"{given.source} starts nodes elsewhere, and {local.source} starts all nodes here: leave one out."
         )
-    # Imported only here: other launches do not wait for them.
-    import shlex
-
+    # Imported only here: other launches do not wait for it.
     from dlrover_run.features.autoscale.settings import AutoscaleSettings
 
-    try:
-        words = tuple(shlex.split(given.text))
-    except ValueError as error:
-        raise values.invalid(*given, f"cannot be split into words ({error})", "close each quotation mark") from None
-    if not words:
-        raise SpecError(f"{given.source} names no program: give a command such as 'resize-job {{nodes}}'.")
-    lookup.check_program(words[0], environ, f"program of {given.source}")
-    return AutoscaleSettings(words)
+    return AutoscaleSettings(lookup.command_words(*given, environ, "'resize-job {nodes}'"))
 
 
 FEATURE = FeatureFlags("autoscale", FLAGS, add_rules, settings)
