@@ -1,4 +1,4 @@
-"""The arithmetic of `benchmarks/`: ratios, targets, and what counts as recovered or lost. Two tests start processes."""
+"""The arithmetic of `benchmarks/`: ratios, targets, what counts as recovered or lost. Three tests start processes."""
 
 from __future__ import annotations
 
@@ -23,12 +23,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 import autoscale
 import check_cost
 import check_decide
+import imports
 import launch
 import ledger
 import node_check
 import progress_cost
 import recovery
 import rendezvous
+import round_store
 import stalls
 import tf_recovery
 from core import indices, kept, processes, report, truth
@@ -358,7 +360,7 @@ def test_the_tables_distinguish_bounds_from_figures_and_name_the_machine() -> No
     assert (report.ratio_text(0.052, bound=True), report.ratio_text(0.0043)) == ("<= 0.052", "0.0043")
 
 
-@pytest.mark.parametrize("benchmark", [launch, recovery, tf_recovery, check_cost, rendezvous])
+@pytest.mark.parametrize("benchmark", [launch, recovery, tf_recovery, check_cost, rendezvous, round_store])
 def test_stored_results_are_read_and_have_the_tables_beside_them(benchmark: object) -> None:
     stored = benchmark.BENCHMARK  # type: ignore[attr-defined]
     path = report.RESULTS / stored.json
@@ -427,6 +429,27 @@ def test_real_jobs_are_measured() -> None:
     noticed, formed, stepped = (rows[SPAWN.name + part] for part in (OLD_ENDED, NEW_WORLD, ""))
     assert (noticed or 0) > 0
     assert 0 < (formed or 0) < (stepped or math.inf)
+
+
+@pytest.mark.torchrun
+def test_clients_of_a_store_exchange_their_addresses() -> None:
+    with Run() as run:
+        measured = round_store.exchange(3)(round_store.OURS, run, Limits())
+    assert not measured.unended
+    assert measured.values is not None
+    assert measured.values.keys() == {"", round_store.OF_SERVER}
+
+
+def test_how_workers_were_started_follows_from_the_output_of_the_launcher() -> None:
+    left_out = (
+        "08:00:00 dlrover-run: --start-method=forkserver: after `import polars` the thread polars-ooc-clea is running; "
+        "each worker imports polars itself, and is forked with the rest"
+    )
+    assert imports.describe("x\n") == "forked"
+    assert imports.describe(left_out) == (
+        "forked without polars (after `import polars` the thread polars-ooc-clea is running)"
+    )
+    assert imports.describe(f"{left_out}\n--start-method=forkserver: x; {imports.SPAWNED}") == "spawned"
 
 
 def test_a_command_has_the_flags_of_both_launchers() -> None:

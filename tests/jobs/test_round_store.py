@@ -167,6 +167,23 @@ def test_the_node_of_rank_0_serves_the_store_for_all_nodes(cluster: Cluster) -> 
     succeed(world[1:], *nodes)
 
 
+@EVERYWHERE
+@pytest.mark.long
+def test_each_round_of_several_nodes_has_a_fresh_store(cluster: Cluster) -> None:
+    nodes = cluster.nodes("ab", "2", "--max-restarts=1", script=CLIENT)
+    first = cluster.world(2)
+    [before] = [store for node in nodes for store in stores(node.process)]
+    with watched(before.pid) as pidfds:
+        os.kill(first[1]["pid"], signal.SIGKILL)
+        second = cluster.world(2)
+        assert still_alive(pidfds, WAIT) == 0
+    assert second[0]["port"] != first[0]["port"]
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection((first[0]["address"], int(first[0]["port"])))
+    os.kill(second[0]["pid"], signal.SIGUSR1)
+    succeed(second[1:], *nodes)
+
+
 def test_local_nodes_have_one_store(mailbox: Mailbox) -> None:
     job = launch(mailbox, "--local-nodes=3", CLIENT)
     try:
