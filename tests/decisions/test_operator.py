@@ -21,7 +21,7 @@ from dlrover_run.features.operate.job_table import JobRow, render_jobs
 from dlrover_run.features.operate.logs import parse_since
 from dlrover_run.features.operate.protocol import AgentInfo, TaskProgress
 from dlrover_run.features.operate.survey import choose, group
-from dlrover_run.features.operate.text import render_status
+from dlrover_run.features.operate.text import Effectiveness, render_status
 from dlrover_run.spec import SpecError
 from dlrover_run.words.reasons import Code, codes
 
@@ -304,6 +304,22 @@ class TestSince:
 
 
 class TestSteps:
+    def test_a_job_without_steps_says_that_a_hang_may_not_show_and_what_to_type(self) -> None:
+        line = (
+            "steps: not counted, so a hang may not show: try `dlrover-run stacks resnet` "
+            "(--progress=optimizer counts them)"
+        )
+        assert line in render_status(status(trio())).splitlines()
+        counted = {"a": (TaskProgress(name="rank 0", steps=12, idle=0.1, period=0.25),)}
+        assert "steps: " not in render_status(status(trio()), None, counted)
+        waiting = VirtualJob(rules(2, 2))
+        waiting.come("a")
+        assert "steps: " not in render_status(status(waiting))
+
+    def test_the_ratio_without_steps_is_an_upper_bound(self) -> None:
+        assert "ETTR at most 98.4 %" in render_status(status(trio()), Effectiveness(0.984, 2, is_bound=True))
+        assert "ETTR 98.4 %" in render_status(status(trio()), Effectiveness(0.984, 2))
+
     def test_the_progress_of_a_node_is_that_of_its_slowest_worker(self) -> None:
         tasks = (
             TaskProgress(name="rank 0", steps=12, idle=0.1, period=0.25),

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import os
 import re
+import time
 from pathlib import Path
 
 import pytest
-from harness import OURS, Finished, Mailbox, finish, launch, run, start
+from harness import OURS, WAIT, Finished, Mailbox, finish, launch, run, start
 
 FAILS = "import time\ntime.sleep(0.1)\nraise SystemExit(3)\n"
 
@@ -73,6 +74,37 @@ def test_the_last_job_is_explained_while_others_run_and_all_are_listed(tmp_path:
         assert name not in operate(tmp_path, "jobs").out.replace(f"{name}-", "")
         assert re.search(rf"^{name} .* failed .* \d\d:\d\d$", operate(tmp_path, "jobs", "-a").out, re.MULTILINE)
         assert "secret" not in "".join(path.read_text() for path in (tmp_path / "state").rglob("*.jsonl"))
+    finally:
+        for job in running:
+            job.terminate()
+            finish(job)
+
+
+COUNTS = "import os\nif os.environ.get('COUNT'):\n    from dlrover_run import training\n    training.report()\n"
+
+
+def test_what_is_not_known_without_steps_is_said(tmp_path: Path, mailbox: Mailbox) -> None:
+    """A job that has counted none, beside one that has."""
+    env: dict[str, str | None] = {"XDG_STATE_HOME": str(tmp_path / "state")}
+    script = mailbox.script("counts.py", COUNTS + SLEEPS)
+    name = f"steps-{os.getpid()}"
+    running = [launch(mailbox, f"--rdzv-id={name}-{count}", script, env={**env, "COUNT": count}) for count in ("", "1")]
+    try:
+        mailbox.gather(2)
+        # The launcher looks for steps now and then.
+        deadline = time.monotonic() + WAIT
+        while "has made its first step" not in operate(tmp_path, "events", f"{name}-1").out:
+            assert time.monotonic() < deadline
+        for count, says in (("", True), ("1", False)):
+            status = operate(tmp_path, "status", f"{name}-{count}").out
+            hint = f"steps: not counted, so a hang may not show: try `dlrover-run stacks {name}-{count}`"
+            assert (hint in status) == says
+            assert ("ETTR at most " in status) == says
+            slow = operate(tmp_path, "why", "--slow", f"{name}-{count}")
+            assert ("no steps are counted, so the time before the first one counts as training" in slow.err) == says
+        why = operate(tmp_path, "why", f"{name}-")
+        assert "round 1 trains since" in why.out
+        assert "no steps are counted, so a worker may hang in its own code" in why.err
     finally:
         for job in running:
             job.terminate()

@@ -308,6 +308,12 @@ class _Account:
         return [] if self._broken else [place for place in self._place(local_rank) if place.live]
 
 
+def knows_steps(logs: Iterable[AgentLog]) -> bool:
+    """Whether the logs show the first steps of workers. Else the time before them, imports for example, counts as
+    training, so that the ratio is an upper bound."""
+    return any("step" in _ready_phases(log) for log in logs)
+
+
 def _ready_phases(log: AgentLog) -> dict[str, TimePhase]:
     """What a worker does from each stage on. The stages are those that a worker of this agent has reached and, until
     one has worked without doubt, those that the agent observes of every script."""

@@ -64,6 +64,9 @@ async def status(asker: Asker, as_json: Json = False) -> int:
     The exit code is 0 if the job trains, 1 if it waits for nodes, 2 if it has failed and 3 if there is no such job.
     Without flags the job is the only one of yours on this machine, or that of the cluster's environment.
 
+    ETTR, the effective training time ratio, is the share of the workers' time that was training, since the job began:
+    not the start, imports, waits, restarts, stalls and lost work. Where no steps are counted it is at most that.
+
     Of a job elsewhere: [b]dlrover-run status --rdzv-endpoint=node0 --rdzv-id=resnet[/]
     """
     from dlrover_run.features.operate.logs import effectiveness

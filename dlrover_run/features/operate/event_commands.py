@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,6 +16,7 @@ from dlrover_run.console.text import sanitize
 from dlrover_run.coordination.status import JobState, JobStatus
 from dlrover_run.features.operate.asker import REFUSED, Asker, Json, operator_command
 from dlrover_run.features.operate.completion import complete_any_job
+from dlrover_run.features.operate.ids import short_id
 from dlrover_run.features.operate.text import table
 from dlrover_run.rendezvous.client import AskFailed
 from dlrover_run.spec import SpecError, UsageError
@@ -22,7 +24,10 @@ from dlrover_run.words.reasons import Reasons, sentence
 from dlrover_run.words.text import counted
 
 if TYPE_CHECKING:
+    from dlrover_run.features.inspect.answers import WhyAnswer
     from dlrover_run.features.inspect.reader import AgentLog
+    from dlrover_run.features.inspect.why import Question
+    from dlrover_run.features.operate.find import FoundJob
 
 Logs = Annotated[
     str | None,
@@ -66,7 +71,27 @@ async def why(
     else:
         answer = explain(found, question, None if job is None else datetime.now(UTC))
     print(msgspec.json.encode(answer.lines).decode() if as_json else sanitize(answer.text), flush=True)
+    if found and (line := _about_steps(found, question, answer, job)):
+        report(asker.name, line)
     return exit_codes.SUCCESS
+
+
+def _about_steps(logs: Sequence[AgentLog], question: Question, answer: WhyAnswer, job: FoundJob | None) -> str:
+    """What the answer cannot show because no steps are counted; empty if it does not matter."""
+    from dlrover_run.features.inspect.answers import WhyCode
+    from dlrover_run.features.inspect.ledger import knows_steps
+    from dlrover_run.features.inspect.why import Question
+
+    if knows_steps(logs):
+        return ""
+    remedy = "(a job that is started with --progress=optimizer counts them)"
+    if question is Question.SLOW:
+        return f"no steps are counted, so the time before the first one counts as training {remedy}."
+    trains = any(WhyCode.TRAINS.within(line) or WhyCode.ROUND_FORMED.within(line) for line in answer.lines)
+    if job is None or question is not Question.NOW or not trains:
+        return ""
+    stacks = f"`{logs[0].opened.program} stacks {short_id(job.name)}`"
+    return f"no steps are counted, so a worker may hang in its own code: {stacks} shows what each one does {remedy}."
 
 
 def _reasons(status: JobStatus) -> Reasons:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from dlrover_run.command_line import values
 from dlrover_run.features.events.records import FILE_NAME, WorkerFailed
-from dlrover_run.features.inspect.ledger import build_ledger
+from dlrover_run.features.inspect.ledger import build_ledger, knows_steps
 from dlrover_run.features.inspect.reader import (
     AgentLog,
     Entry,
@@ -107,7 +107,7 @@ def effectiveness(agents: Sequence[AgentInfo]) -> Effectiveness | None:
         return None
     logs = written_logs(agents).logs
     ratio = build_ledger(logs, datetime.now(UTC), running=True).ettr
-    return None if ratio is None else Effectiveness(ratio, len(logs))
+    return None if ratio is None else Effectiveness(ratio, len(logs), is_bound=not knows_steps(logs))
 
 
 _CLOCK = re.compile(r"([01]?\d|2[0-3]):([0-5]\d)(?::([0-5]\d))?")

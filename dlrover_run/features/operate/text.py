@@ -25,10 +25,12 @@ PART_GAP = "   "
 
 @dataclass(frozen=True)
 class Effectiveness:
-    """The effective training time ratio by the event logs of `nodes` nodes, those that this machine can read."""
+    """The effective training time ratio by the event logs of `nodes` nodes, those that this machine can read. It is an
+    upper bound where no steps are counted (`ledger.knows_steps`)."""
 
     ratio: float
     nodes: int
+    is_bound: bool = False
 
 
 NodeTasks = Mapping[str, Sequence[TaskProgress]]
@@ -70,6 +72,9 @@ def status_lines(
     if status.waiting and status.state is JobState.WAITING:
         left = "" if status.waiting_seconds is None else f" (at most {format_duration(status.waiting_seconds)} more)"
         lines.append(f"waits: {status.waiting}{left}")
+    if _lacks_steps(status, here or {}):
+        stacks = f"{status.program} stacks {short_id(status.job)}"
+        lines.append(f"steps: not counted, so a hang may not show: try `{stacks}` (--progress=optimizer counts them)")
     lines.append(_scale(status))
     choice = status.size_choice
     if choice is not None:
@@ -88,6 +93,14 @@ def status_lines(
         [Line(sanitize(text), _trouble(node) < _CALM) for text, node in zip(rows, nodes, strict=True)],
         _plain(more),
     )
+
+
+def _lacks_steps(status: JobStatus, here: NodeTasks) -> bool:
+    """Whether nothing shows that the workers of a job make progress. Tasks of `tf-ps-run` count the steps of their
+    session."""
+    if status.state is not JobState.TRAINING or status.max_restarts is None or status.hang:
+        return False
+    return not any(here.values()) and all(node.progress is None for node in status.nodes)
 
 
 def _plain(lines: Sequence[str]) -> list[Line]:
@@ -134,7 +147,8 @@ def _headline(status: JobStatus, effective: Effectiveness | None, width: int | N
         parts.append(f"up {format_duration(status.age)}")
     if effective is not None:
         which = "" if effective.nodes >= len(status.nodes) else f" ({counted(effective.nodes, 'log')} read)"
-        parts.append(f"ETTR {100 * effective.ratio:.1f} %{which}")
+        bound = "at most " if effective.is_bound else ""
+        parts.append(f"ETTR {bound}{100 * effective.ratio:.1f} %{which}")
     return folded(parts, width)
 
 
