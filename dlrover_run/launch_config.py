@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dlrover_run.spec import LogSpec, SpecError, Std, StreamMap
+
+if TYPE_CHECKING:
+    from dlrover_run.command_line.flag import Flag
 
 
 @dataclass
@@ -16,8 +19,10 @@ class LaunchConfig:
     The default of `rdzv_backend` is empty, as one node needs no rendezvous, and not torch's `etcd`, which needs a
     server. `rdzv_configs` has the keys of `--rdzv-conf`. `logs_specs` takes our `LogsSpecs` or torch's
     `DefaultLogsSpecs`, `numa_options` the name of a binding or torch's `NumaOptions`. `metrics_cfg` has no effect.
-    `preload` and the fields after it are not torch's; they mean the flags of the same names. `network_check` is a
-    switch, or "always" (or "once").
+    `preload` and the fields after it are not torch's: each means the flag of its name and has its default. A switch may
+    be a bool, and so may a flag whose value is optional; a list is a flag that is given once for each item.
+
+    The fields are written out, so that editors and type checkers know them. A test holds them to the table of flags.
     """
 
     min_nodes: int
@@ -58,6 +63,13 @@ class LaunchConfig:
     checkpoint_memory: str | None = None
     hook: Sequence[str] = ()
     hook_timeout: float | None = None
+    autoscale: bool | str = False
+    scale_command: str = ""
+    survivors: str = "restart"
+    reconfigure_timeout: float | None = None
+    preemption_notice: str = ""
+    exit_codes: str = "precise"
+    journal: str | None = None
 
     def __post_init__(self) -> None:
         if self.rdzv_timeout != -1:
@@ -65,46 +77,35 @@ class LaunchConfig:
 
     def flags(self) -> list[str]:
         """The flags of an equivalent command line. Raises SpecError for a value that no flag can express."""
-        given: dict[str, object] = {
+        # Imported only here: a program that only imports this module does not wait for the table.
+        from dlrover_run.command_line.flags import TABLE
+
+        values: dict[str, object] = {
+            **{name: value for name, value in vars(self).items() if name not in _LOG_FIELDS},
             "nnodes": f"{self.min_nodes}:{self.max_nodes}",
-            "nproc-per-node": self.nproc_per_node,
-            "rdzv-id": self.run_id,
-            "role": self.role,
-            "rdzv-endpoint": self.rdzv_endpoint,
-            "rdzv-backend": self.rdzv_backend,
-            "rdzv-conf": _conf(self.rdzv_configs),
-            "node-rank": self.rdzv_configs.get("rank"),
-            "max-restarts": self.max_restarts,
-            "monitor-interval": self.monitor_interval,
-            "start-method": self.start_method,
-            "local-addr": self.local_addr,
-            "event-log-handler": self.event_log_handler,
-            "numa-binding": _binding_name(self.numa_options),
-            "signals-to-handle": self.signals_to_handle,
-            "forward-signals": self.forward_signals or None,
-            "shutdown-timeout": self.shutdown_timeout,
-            "preload": _comma_list(self.preload),
+            "rdzv_id": self.run_id,
+            "rdzv_conf": _conf(self.rdzv_configs),
+            "node_rank": self.rdzv_configs.get("rank"),
+            "numa_binding": _binding_name(self.numa_options),
             # A program in Python has found out where it runs.
             "cluster": "none",
-            "progress": self.progress if self.progress != "auto" else None,
-            "progress-regex": self.progress_regex or None,
-            "stall-action": self.stall_action if self.stall_action != "report" else None,
-            "stall-timeout": self.stall_timeout,
-            "checkpoint-memory": self.checkpoint_memory,
-            "hook-timeout": self.hook_timeout,
-            "spares": self.spares or None,
-            "node-unit": self.node_unit,
-            "network-check": "once" if self.network_check is True else self.network_check or None,
-            "straggler-threshold": self.straggler_threshold,
         }
-        switches = {
-            "virtual-local-rank": self.virtual_local_rank,
-            "comm-perf-test": self.comm_perf_test,
-            "exclude-straggler": self.exclude_straggler,
-        }
-        flags = [f"--{name}={value}" for name, value in given.items() if value not in (None, "")]
-        hooks = [f"--hook={hook}" for hook in self.hook]
-        return [*flags, *hooks, *(f"--{name}" for name, on in switches.items() if on)]
+        return [text for flag in TABLE if flag.dest in values for text in _given(flag, values[flag.dest])]
+
+
+_LOG_FIELDS = frozenset(
+    {"logs_specs", "log_line_prefix_template", "duplicate_stdout_filters", "duplicate_stderr_filters"}
+)
+"""The fields of which `log_spec` makes the `LogSpec`, without a flag."""
+
+
+def _given(flag: Flag, value: object) -> list[str]:
+    """The words of a command line that give a flag this value; none for its default."""
+    if isinstance(value, bool):
+        word = f"--{flag.name}={flag.const}" if flag.const else f"--{flag.name}"
+        return [word] if value else []
+    items = value if isinstance(value, list | tuple) else [value]
+    return [f"--{flag.name}={item}" for item in items if item not in (None, "") and str(item) != flag.default]
 
 
 def _conf(configs: Mapping[str, Any]) -> str:
@@ -157,7 +158,3 @@ def _binding_name(options: Any) -> str | None:
     """`NumaOptions(affinity_mode=AffinityMode.NODE)` and the plain "node" name the same binding."""
     mode = getattr(options, "affinity_mode", options)
     return None if mode is None else str(getattr(mode, "value", mode))
-
-
-def _comma_list(items: Sequence[str] | None) -> str:
-    return ",".join(item.replace(",", ",,") for item in items or ())
