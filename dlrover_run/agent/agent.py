@@ -26,12 +26,11 @@ from dlrover_run.console.rounds import render_shutdown
 from dlrover_run.coordination.activity import NodeActivity
 from dlrover_run.coordination.bounds import MAX_WHAT
 from dlrover_run.coordination.model import OVER
-from dlrover_run.failures.guard import guarded
 from dlrover_run.features.events.event_log import AssignmentEvents, log_opened
 from dlrover_run.features.events.live import LiveLedger
-from dlrover_run.features.events.records import NO_EVENTS, AgentEnded, Events, StopRequested
+from dlrover_run.features.events.records import NO_EVENTS, AgentEnded, Events, StopRequested, WatchFailed
 from dlrover_run.features.observe.activity_report import REFRESH_INTERVAL, ActivityReport, with_activity
-from dlrover_run.features.observe.progress_sampler import ProgressSampler
+from dlrover_run.features.observe.tick import EARLY, RETRY_INTERVAL, SAMPLE_INTERVAL, Activities, Tick
 from dlrover_run.features.operate.agent_socket import AgentSocket
 from dlrover_run.features.resources.monitor import ResourceMonitor
 from dlrover_run.output.relay_client import RelayClient
@@ -91,7 +90,7 @@ class Agent:
         self._parent_pipes = parent_pipes
         self._console = console
         self._events = events
-        self._assignment_events = AssignmentEvents(events, lambda: self._adapter.log_progress(last=True))
+        self._assignment_events = AssignmentEvents(events, lambda: self._adapter.log_progress())
         self._wake = asyncio.Event()
         self._orphans = OrphanKiller(self._own_children)
         self._node_state = NodeState(job)
@@ -102,6 +101,8 @@ class Agent:
         # client, which imports as well.
         self._background = asyncio.TaskGroup()
         self._features = NodeFeatures()
+        self._tick = Tick(lambda: self._adapter.progress(), self._note_failed_consumer)
+        self._failed_consumers: set[str] = set()
         self._services = AgentServices(
             job=job,
             run_dir=run_dir,
@@ -113,6 +114,7 @@ class Agent:
             wake=self._wake.set,
             start=lambda work: self._background.create_task(work),
             features=self._features,
+            tick=self._tick,
             events=events,
         )
         self._adapter = make_adapter(self._services)
@@ -130,8 +132,6 @@ class Agent:
         # Of a job of one node this agent is asked, which reads the pages then; only stalls have to be noted before.
         refresh = backends.of(job.rendezvous).refresh or (None if job.stall_action == "off" else REFRESH_INTERVAL)
         self._activity = None if refresh is None else ActivityReport(refresh)
-        listens = self._kept_events is not NO_EVENTS or self._activity is not None
-        self._progress = ProgressSampler(self._adapter.progress, self._on_sample if listens else None)
 
     @property
     def pids_to_spare(self) -> set[int]:
@@ -151,6 +151,7 @@ class Agent:
     async def run(self) -> JobResult:
         """Take part in the job until it is over, and return its result."""
         asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, self._orphans.reap)
+        self._begin_to_observe()
         self._shutdown.listen(self._parent_pipes)
         if not linux.has_pidfd():
             self._console.info(NO_PIDFD)
@@ -195,7 +196,7 @@ class Agent:
                 self._activity.follow_round(self._node_state.round, adapter.running)
                 report = with_activity(report, self._activity.current, self._times)
             self._client.report(report)
-            self._progress.follow(self._node_state.round, adapter.running)
+            self._tick.follow(self._node_state.round, adapter.running)
             if (over or leaving) and adapter.idle:
                 return
             await self._wake.wait()
@@ -262,22 +263,51 @@ class Agent:
                 idle=round(max(0, now - progress.at) / 1e9, 3),
                 period=None if period is None else period.seconds,
             )
-            for name, (progress, period) in self._progress.sample().items()
+            for name, (progress, period) in self._tick.sample().items()
         ]
 
-    def _on_sample(self) -> None:
-        if self._kept_events is not NO_EVENTS:
-            self._adapter.log_progress()
-        guarded("the use of resources", self._resources.take, None)
+    def _begin_to_observe(self) -> None:
+        """Have samples of the tasks taken for all that wants them. The use of resources is sampled before it is
+        reported."""
+        takers = [("the figures of the event log", self._log_sample)] if self._kept_events is not NO_EVENTS else []
+        takers.append(("what workers use of processors, memory and devices", self._take_use))
         if self._activity is not None:
-            activities, stalled = self._progress.sample(), self._adapter.stalled()
-            own = self._add_to_activity(NodeActivity(()))
-            ended = self._adapter.ended
-            now = time.monotonic()
-            use = self._resources.use
-            is_news = self._activity.take(activities, stalled, now, own.memory, own.watch_problem, ended, use)
-            if self._follow_phases(is_news) or is_news:
-                self._wake.set()
+            takers.append(("the progress of workers", self._take_activity))
+        for name, take in takers:
+            self._tick.add(name, take, first=SAMPLE_INTERVAL, early=EARLY * SAMPLE_INTERVAL)
+
+    def _log_sample(self, sample: Activities) -> float:
+        self._adapter.log_progress(sample)
+        return SAMPLE_INTERVAL
+
+    def _take_use(self, sample: Activities) -> float:
+        self._resources.take()
+        return SAMPLE_INTERVAL
+
+    def _take_activity(self, sample: Activities) -> float:
+        assert self._activity is not None, "without it no samples are taken for it"
+        own = self._add_to_activity(NodeActivity(()))
+        is_news = self._activity.take(
+            sample,
+            self._adapter.stalled(),
+            time.monotonic(),
+            own.memory,
+            own.watch_problem,
+            self._adapter.ended,
+            self._resources.use,
+        )
+        if self._follow_phases(is_news) or is_news:
+            self._wake.set()
+        return SAMPLE_INTERVAL
+
+    def _note_failed_consumer(self, name: str, error: Exception) -> None:
+        self._events.emit(WatchFailed(what=f"{name}: {error!r}"[:MAX_WHAT]))
+        if name not in self._failed_consumers:
+            self._failed_consumers.add(name)
+            self._console.info(
+                f"warning: {name} cannot be read: internal error: {error!r}; please report it; the launcher tries "
+                f"again every {RETRY_INTERVAL:.0f} s"
+            )
 
     def _begin_features(self) -> None:
         self._features.begin(self._services, self._adapter, self._client.assignment)
@@ -301,7 +331,7 @@ class Agent:
 
     async def _conclude(self, error: Exception | None) -> JobResult:
         assignment, problem = self._client.assignment, self._client.problem
-        self._progress.close()
+        self._tick.close()
         self._console.clear_waiting()
         # The other nodes form their next round after this report; what follows may wait for the console.
         if (last := self._adapter.leave_report(error)) is not None:

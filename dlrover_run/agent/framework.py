@@ -24,6 +24,7 @@ from dlrover_run.coordination.activity import NodeActivity
 from dlrover_run.coordination.model import Assignment, NodeReport
 from dlrover_run.features.events.records import NO_EVENTS, Events
 from dlrover_run.features.observe.page import Progress
+from dlrover_run.features.observe.tick import Activities, Tick
 from dlrover_run.output.relay_client import RelayClient
 from dlrover_run.output.run_directory import RunDir
 from dlrover_run.processes.orphans import OrphanKiller
@@ -45,8 +46,8 @@ class StartWork(Protocol):
 
 
 class AgentServices(msgspec.Struct, frozen=True):
-    """What an adapter gets from its agent. `wake` makes the agent's loop look at everything again, and `start` begins
-    work in the background, once the loop runs."""
+    """What an adapter gets from its agent. `wake` makes the agent's loop look at everything again, `start` begins work
+    in the background, once the loop runs, and `tick` gives samples of the tasks while they run."""
 
     job: JobSpec
     run_dir: RunDir
@@ -58,6 +59,7 @@ class AgentServices(msgspec.Struct, frozen=True):
     wake: Callable[[], None]
     start: StartWork
     features: NodeFeatures
+    tick: Tick
     events: Events = NO_EVENTS
 
 
@@ -139,9 +141,9 @@ class FrameworkAdapter(ABC, Generic[Key]):
         """What this node does, for people, with what its tasks know of it."""
         return activity
 
-    def log_progress(self, last: bool = False) -> None:
-        """Write to the event log what the running tasks have done, as far as no message of theirs has. With `last`
-        their round is over."""
+    def log_progress(self, sample: Activities | None = None) -> None:
+        """Write to the event log what the running tasks have done, as far as no message of theirs has. Without a
+        `sample` their round is over, and they are read for the last time."""
 
     def begin_move(self, number: signal.Signals) -> str | None:
         """This node has got a signal to leave. If its tasks can continue on other nodes, begin to move them there, and

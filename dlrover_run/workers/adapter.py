@@ -21,6 +21,7 @@ from dlrover_run.devices import holders
 from dlrover_run.failures.error_file import copy_root_cause
 from dlrover_run.failures.worker_exit import WorkerExit
 from dlrover_run.features.observe.page import Progress
+from dlrover_run.features.observe.tick import Activities
 from dlrover_run.processes.process import StuckProcess
 from dlrover_run.workers.feature import WaitDetails, WorkersFeature
 from dlrover_run.workers.reporter import EventLog, ProgressReporter
@@ -177,9 +178,12 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
 
         return () if self._round is None else round_outputs(self._round.specs)
 
-    def log_progress(self, last: bool = False) -> None:
+    def log_progress(self, sample: Activities | None = None) -> None:
         if self._round is not None:
-            self._round.progress.log(last)
+            if sample is None:
+                self._round.progress.log_last()
+            else:
+                self._round.progress.log(sample)
 
     def stop_waiting(self) -> None:
         self._stores.stop_waiting()

@@ -317,7 +317,7 @@ class WorkerRound:
         # The first failure ends the round for all: what the others have done is written before it.
         failed_first = _failed(worker) and self._asking is None
         logged = [worker, *self.group.running] if failed_first else [worker]
-        guarded("the progress log", lambda: self.progress.log(last=True, workers=logged), None)
+        guarded("the progress log", lambda: self.progress.log_last(logged), None)
         self._events.emit(
             WorkerExited(
                 round=self.ranks.round,

@@ -24,7 +24,7 @@ from dlrover_run.features.observe.page import (
     encode,
     is_blank,
 )
-from dlrover_run.features.observe.progress_sampler import KEPT, Period, Rhythm
+from dlrover_run.features.observe.rhythm import KEPT, Period, Rhythm
 
 WORD = 8
 """Bytes that a processor stores at once."""

@@ -40,9 +40,12 @@ from dlrover_run.features.hangs.stalls.policy import StallObserver
 from dlrover_run.features.hangs.stalls.policy import find as find_state
 from dlrover_run.features.hangs.stalls.rules import StallRules
 from dlrover_run.features.observe.records import Evidence, Traffic
+from dlrover_run.features.observe.tick import Tick
 from dlrover_run.features.registry import decode_part, job_of
 
 RULES = JobRules(3, 3, parts=(StallRules(watched=1),))
+TICK = Tick(dict, lambda name, error: None)
+"""Its tasks never run."""
 KEY = RoundKey(5, 2)
 PLAN = Plan(
     epoch=5,
@@ -229,10 +232,7 @@ def test_the_question_is_sent_to_all_nodes_until_the_worker_makes_progress() -> 
     assert observer.observe(ended(asking), members(*ALL), 12.0).part == StallState()
 
 
-def test_a_node_answers_when_its_workers_have_trained_since_it_was_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "dlrover_run.features.hangs.node.stall_response.asyncio.ensure_future", lambda running: running.close()
-    )
+def test_a_node_answers_when_its_workers_have_trained_since_it_was_asked() -> None:
     woken: list[None] = []
     since: list[float] = []
     workers: Any = SimpleNamespace(key=KEY, group=SimpleNamespace(running=[1]))
@@ -243,7 +243,7 @@ def test_a_node_answers_when_its_workers_have_trained_since_it_was_asked(monkeyp
         return found["witnesses"]
 
     stalls = RoundStalls(workers, lambda: woken.append(None), None, witnesses)
-    stalls.begin(Watch())  # type: ignore[arg-type]
+    stalls.begin(Watch(), TICK)  # type: ignore[arg-type]
 
     def part() -> StallNodeReport | None:
         return StallNodeReport.find(stalls.add_to_report(report(0, None)).parts)
@@ -279,14 +279,11 @@ def test_a_node_answers_when_its_workers_have_trained_since_it_was_asked(monkeyp
     assert len(woken) == 6
 
 
-def test_a_node_acts_on_a_worker_that_hangs_alone_once_for_each_question(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "dlrover_run.features.hangs.node.stall_response.asyncio.ensure_future", lambda running: running.close()
-    )
+def test_a_node_acts_on_a_worker_that_hangs_alone_once_for_each_question() -> None:
     workers: Any = SimpleNamespace(key=KEY, group=SimpleNamespace(running=[1]))
     stalls = RoundStalls(workers, lambda: None)
     watch: Any = Watch()
-    stalls.begin(watch)
+    stalls.begin(watch, TICK)
     stalls.note_quiet(QuietNode(3, True, (ALONE,), partly=True))
     assert StallNodeReport.find(stalls.add_to_report(report(2, None)).parts) == PARTLY
     for number in (3, 3, 2):
@@ -350,7 +347,7 @@ class Watch:
     def __init__(self) -> None:
         self.confirmed: list[tuple[Any, ...]] = []
 
-    async def run(self) -> None: ...
+    def close(self) -> None: ...
 
     def confirm(self, *found: Any) -> None:
         self.confirmed.append(found)
@@ -361,15 +358,12 @@ def assigned(number: int, key: RoundKey = KEY) -> Assignment:
     return Assignment(epoch=5, phase=PlanPhase.TRAINING, key=key, parts=(StallAssignment(finding),))
 
 
-def test_a_node_acts_on_each_finding_once_and_only_while_it_is_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "dlrover_run.features.hangs.node.stall_response.asyncio.ensure_future", lambda running: running.close()
-    )
+def test_a_node_acts_on_each_finding_once_and_only_while_it_is_quiet() -> None:
     woken: list[None] = []
     workers: Any = SimpleNamespace(key=KEY, group=SimpleNamespace(running=[1]))
     stalls = RoundStalls(workers, lambda: woken.append(None))
     watch: Any = Watch()
-    stalls.begin(watch)
+    stalls.begin(watch, TICK)
     stalls.follow(assigned(1))
     assert watch.confirmed == []
     stalls.note_quiet(QuietNode(1, False, ALL[0].suspects))

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 from virtual_loop import run_virtually
@@ -24,6 +22,7 @@ from dlrover_run.features.hangs.search.spin import PROBES
 from dlrover_run.features.hangs.stacks.stacks import Frame, Stack, Thread
 from dlrover_run.features.observe.processes import ProcessFigures, WorkerFigures
 from dlrover_run.features.observe.records import Evidence, Traffic
+from dlrover_run.features.observe.tick import Tick
 from dlrover_run.spec import StallAction
 
 
@@ -154,13 +153,7 @@ def test_sampling_ends_with_the_watch() -> None:
     workers = Workers()
     watch = StallWatch(Detector(), workers, workers, lambda _: None, lambda _: None)
 
-    async def scenario() -> None:
-        task = asyncio.ensure_future(watch.run())
-        await asyncio.sleep(0)
-        task.cancel()
-        await asyncio.wait([task])
-
-    asyncio.run(scenario())
+    asyncio.run(run_for(0, watch))
     assert workers.closed
 
 
@@ -359,14 +352,8 @@ def test_samples_are_taken_often_until_the_rhythm_is_known() -> None:
     detector = Detector()
     watch = StallWatch(detector, workers, workers, lambda _: None, lambda _: None, vary=lambda seconds: seconds)
 
-    async def wait(seconds: float) -> None:
-        waits.append(seconds)
-        if len(waits) > PAUSES_TO_LEARN + 10:
-            raise asyncio.CancelledError
-
     async def scenario() -> None:
-        with patch("dlrover_run.features.hangs.node.stall_watch.asyncio.sleep", wait), suppress(asyncio.CancelledError):
-            await watch.run()
+        waits.extend([await watch.take() for _ in range(PAUSES_TO_LEARN + 10)])
 
     asyncio.run(scenario())
     assert set(waits[:PAUSES_TO_LEARN]) == {QUIET_INTERVAL}
@@ -406,8 +393,15 @@ class Told:
 
 
 async def run_for(seconds: float, watch: StallWatch) -> None:
-    with suppress(TimeoutError):
-        await asyncio.wait_for(watch.run(), seconds)
+    """Give the watch samples for so long."""
+    errors: list[Exception] = []
+    tick = Tick(dict, lambda name, error: errors.append(error))
+    tick.add("hangs", lambda sample: watch.take())
+    tick.follow(1, running=True)
+    await asyncio.sleep(seconds)
+    tick.close()
+    watch.close()
+    assert not errors
 
 
 def test_an_error_of_the_kernel_does_not_end_the_watch_and_is_said_once() -> None:

@@ -445,9 +445,8 @@ def watched(threads: Callable[[int, bool], MainThread | None]) -> tuple[RoundStr
         key=KEY,
         ranks=rank_assignments(PLAN)[PLAN.members[2].key],
         group=SimpleNamespace(running=running),
-        progress=SimpleNamespace(waited=lambda: {4: 0.0}),
     )
-    return RoundStragglers(workers, kept, lambda: woken.append(1), threads), kept, woken
+    return RoundStragglers(workers, kept, lambda: woken.append(1), dict, threads), kept, woken
 
 
 def evidence() -> Iterator[list[Evidence]]:

@@ -11,6 +11,7 @@ from dlrover_run.coordination.model import Assignment, NodeReport, PlanPhase, Ra
 from dlrover_run.features.autoscale.autoscaler import ThroughputReport
 from dlrover_run.features.autoscale.model import AutoscaleAssignment, AutoscaleNodeReport, AutoscaleState
 from dlrover_run.features.observe.page import Phase, Progress, StepSource
+from dlrover_run.features.observe.tick import Tick
 
 KEY, NEXT = RoundKey(5, 1), RoundKey(5, 2)
 STEP = 0.5
@@ -28,7 +29,10 @@ class Node:
         self.began = 0.0
         self.running = KEY
         self.left: int | None = None
-        self.throughput = ThroughputReport(self.read, self.wake, lambda: BOOT + int(self.now * 1e9))
+        self.tick = Tick(self.read, lambda name, error: None)
+        self.throughput = ThroughputReport(
+            self.tick, lambda key: key == self.running, self.wake, lambda: BOOT + int(self.now * 1e9)
+        )
 
     @property
     def now(self) -> float:
@@ -37,16 +41,15 @@ class Node:
     def wake(self) -> None:
         self.woken += 1
 
-    def read(self, key: RoundKey) -> Mapping[str, Progress]:
+    def read(self) -> Mapping[str, Progress]:
         self.reads.append(self.now)
-        if key != self.running:
-            return {}
         steps = int((self.now - self.began) / STEP)
         at = BOOT + int((self.began + steps * STEP) * 1e9)
         done = Progress(steps, 8 * steps, 0.0, at, StepSource.REPORT, Phase.TRAINING, left=self.left)
         return {"rank 0": done} if steps else {}
 
     def follow(self, part: AutoscaleAssignment | None, key: RoundKey = KEY, ends: bool = False) -> None:
+        self.tick.follow(key, running=True)
         self.throughput.follow(
             Assignment(phase=PlanPhase.TRAINING, key=key, ranks=ranks(key), parts=() if part is None else (part,)), ends
         )

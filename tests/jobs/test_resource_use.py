@@ -76,3 +76,33 @@ def test_why_says_how_much_memory_a_worker_used_that_was_killed(tmp_path: Path, 
     finally:
         job.send_signal(signal.SIGTERM)
         finish(job)
+
+
+UNTIL_SAID = """
+import os, subprocess, sys, time
+job = os.environ["JOB"]
+end = time.monotonic() + 60
+found = ""
+while time.monotonic() < end and "watch.failed" not in found:
+    command = [sys.executable, "-m", "dlrover_run", "events", job]
+    found = subprocess.run(command, capture_output=True, text=True).stdout
+status = subprocess.run([sys.executable, "-m", "dlrover_run", "status", job], capture_output=True, text=True).stdout
+post(found=found, status=status)
+"""
+
+
+def test_a_node_that_cannot_read_the_use_says_so_once_and_reports_all_else(tmp_path: Path, mailbox: Mailbox) -> None:
+    site = mailbox.directory / "site"
+    site.mkdir()
+    (site / "psutil.py").write_text("raise ImportError('no psutil here')\n")
+    name = f"unread-{os.getpid()}"
+    env = {"PYTHONPATH": str(site), "XDG_STATE_HOME": str(tmp_path / "state"), "JOB": name}
+    script = mailbox.script("said.py", UNTIL_SAID)
+    ended = finish(launch(mailbox, "--nproc-per-node=1", f"--rdzv-id={name}", script, env=env))
+    assert ended.code == 0, ended.err
+    (seen,) = mailbox.gather(1)
+    problem = "what workers use of processors, memory and devices"
+    assert f"{problem}: ImportError('no psutil here')" in seen["found"]
+    assert ended.err.count(f"warning: {problem} cannot be read: internal error: ImportError('no psutil here')") == 1
+    assert "training" in seen["status"]
+    assert "CPU" not in seen["status"]

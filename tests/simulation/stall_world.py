@@ -38,6 +38,7 @@ from dlrover_run.features.hangs.stalls.policy import StallObserver
 from dlrover_run.features.hangs.stalls.rules import StallRules
 from dlrover_run.features.observe.processes import ProcessFigures, WorkerFigures
 from dlrover_run.features.observe.records import Evidence, Traffic
+from dlrover_run.features.observe.tick import Tick
 from simulation.timeline import Broken
 
 KEY = RoundKey(1, 1)
@@ -112,6 +113,11 @@ class World:
         return SLEEPS if rank in self.polls else WAITS
 
 
+def raise_error(name: str, error: Exception) -> None:
+    """End the world with an error of a consumer."""
+    raise error
+
+
 class Node:
     """A node, as `watch_stalls` makes it; it samples a world instead of the kernel, and sends reports to `deliver`."""
 
@@ -126,6 +132,7 @@ class Node:
         workers: Any = SimpleNamespace(key=KEY, group=SimpleNamespace(running=[1]))
         self.stalls = RoundStalls(workers, self.report, None, detectors.witnesses)
         vary = lambda seconds: seconds * world.random.uniform(0.75, 1.25)  # noqa: E731 - one line in one place
+        self.tick = Tick(dict, raise_error)
         self.watch = StallWatch(
             detectors,
             self,
@@ -246,12 +253,14 @@ async def _play(world: World) -> None:
 
     nodes = [Node(world, place, deliver_from(place)) for place in range(NODES)]
     for node in nodes:
-        node.stalls.begin(node.watch)
+        node.tick.follow(1, running=True)
+        node.stalls.begin(node.watch, node.tick)
         node.report()
     end = loop.time() + LEARNING + PAUSE + SETTLED
     while loop.time() < end and not broken:
         await asyncio.sleep(1)
     for node in nodes:
         node.stalls.close()
+        node.tick.close()
     if broken:
         raise broken[0]

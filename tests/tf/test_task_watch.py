@@ -16,6 +16,7 @@ from dlrover_run.features.hangs.node.stall_report import StallReport
 from dlrover_run.features.hangs.search.detector import Resumed, StallCode, Stalled
 from dlrover_run.features.hangs.search.guilt import Finding, GuiltCode
 from dlrover_run.features.hangs.search.suspects import Suspect
+from dlrover_run.features.observe.tick import Tick
 from tf_ps_runner.agent import task_watch
 from tf_ps_runner.agent.task_events import TaskEvents
 from tf_ps_runner.agent.task_process import TaskProcess
@@ -66,8 +67,10 @@ class Watch:
 
     last: Watch
 
-    async def run(self) -> None:
-        await asyncio.Event().wait()
+    async def take(self) -> float:
+        return 1.0
+
+    def close(self) -> None: ...
 
     def stall(self, task: int, *guilty: int) -> None:
         finding = Finding(GuiltCode.STOPPED, guilty)
@@ -89,6 +92,7 @@ class Node:
             shutdown=SimpleNamespace(wanted=False),
             wake=lambda: None,
             events=self.kept,
+            tick=Tick(dict, lambda name, error: None),
         )
         job: Any = SimpleNamespace(stall_action=action, stall_timeout=None)
         self.tasks = [self._task(role) for role in ROLES]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -19,6 +18,7 @@ from dlrover_run.features.hangs.search.suspects import Suspect
 from dlrover_run.features.hangs.stacks.read import RoundStacks
 from dlrover_run.features.hangs.stacks.stacks import Stack
 from dlrover_run.features.observe.sample import Sampler
+from dlrover_run.features.observe.tick import Consumer
 from dlrover_run.spec import JobSpec
 from dlrover_run.words.reasons import render
 from dlrover_run.words.text import join_words
@@ -63,7 +63,8 @@ class TaskWatch:
         self._pauses = LearnedPauses()
         self._health = WatchHealth(job.stall_action, services.console, services.events, services.wake)
         self._sampler: Sampler | None = None
-        self._run: asyncio.Task[None] | None = None
+        self._watch: StallWatch | None = None
+        self._consumer: Consumer | None = None
         # By the task whose detector has found each stall.
         self._reports: dict[int, StallReport] = {}
 
@@ -87,7 +88,8 @@ class TaskWatch:
             return
         if self._sampler is None:
             self._sampler = Sampler({}, store_port=0)
-            self._run = asyncio.ensure_future(self._new_watch(self._sampler).run())
+            self._watch = watch = self._new_watch(self._sampler)
+            self._consumer = self._services.tick.add("hangs", lambda sample: watch.take())
         number = next(self._numbers)
         self._tasks[number] = task
         self._sampler.watch(number, task.process.pid)
@@ -105,10 +107,10 @@ class TaskWatch:
 
     def close(self) -> None:
         """End the watch. Idempotent."""
-        if self._run is not None:
-            self._run.cancel()
-        # The watch closes it.
-        self._run = self._sampler = None
+        if self._consumer is not None and self._watch is not None:
+            self._consumer.close()
+            self._watch.close()
+        self._consumer = self._watch = self._sampler = None
 
     def _pids(self) -> Mapping[int, int]:
         """The processes of the tasks that run."""

@@ -5,10 +5,9 @@ Imported only by an agent whose job scales itself.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from msgspec.structs import replace
@@ -16,12 +15,13 @@ from msgspec.structs import replace
 from dlrover_run.agent.framework import AgentServices, FrameworkAdapter
 from dlrover_run.agent.result import JobResult
 from dlrover_run.coordination.bounds import MAX_TOTAL
-from dlrover_run.coordination.model import OVER, Assignment, NodeReport, RoundKey
+from dlrover_run.coordination.model import OVER, Assignment, NodeReport, RankAssignment, RoundKey
 from dlrover_run.coordination.parts import with_part
 from dlrover_run.features.autoscale.model import AutoscaleAssignment, AutoscaleNodeReport
 from dlrover_run.features.autoscale.scale_command import ScaleCommand
 from dlrover_run.features.autoscale.settings import AutoscaleSettings
 from dlrover_run.features.observe.page import Progress
+from dlrover_run.features.observe.tick import Activities, Consumer, Tick
 from dlrover_run.workers.feature import WorkersFeature
 from dlrover_run.workers.round import WorkerRound
 
@@ -33,7 +33,7 @@ class Autoscaler(WorkersFeature):
         super().__init__(services, tasks)
         spec, log, on_end = services.job, services.console.info, services.orphans.kill_session
         self._workers: WorkerRound | None = None
-        self._throughput = ThroughputReport(self._read, services.wake)
+        self._throughput = ThroughputReport(services.tick, self._runs, services.wake)
         self._command = ScaleCommand(
             spec.settings_of("autoscale", AutoscaleSettings).command,
             spec.run_id,
@@ -62,10 +62,10 @@ class Autoscaler(WorkersFeature):
         self._throughput.close()
         await self._command.close()
 
-    def _read(self, key: RoundKey) -> Mapping[str, Progress]:
-        """What the workers have done, if those that run are of that round."""
+    def _runs(self, key: RoundKey) -> bool:
+        """Whether the workers that run are of that round."""
         workers = self._workers
-        return workers.progress.by_name() if workers is not None and workers.key == key and workers.group.live else {}
+        return workers is not None and workers.key == key and workers.group.live
 
 
 NODE = Autoscaler
@@ -74,22 +74,24 @@ NODE = Autoscaler
 class ThroughputReport:
     """What this node reports of the steps of its workers, as often as its assignment says.
 
-    To be used in the thread of a running loop. `read` returns the progress of the workers that run in a round by
-    name, in the order of their ranks, and `wake` has a report built. `clock` gives nanoseconds as `time.monotonic_ns`.
+    `tick` gives samples of the workers by name, in the order of their ranks, `runs` says whether those that run are of
+    a round, and `wake` has a report built. `clock` gives nanoseconds as `time.monotonic_ns`.
     """
 
     def __init__(
         self,
-        read: Callable[[RoundKey], Mapping[str, Progress]],
+        tick: Tick,
+        runs: Callable[[RoundKey], bool],
         wake: Callable[[], None],
         clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        self._read = read
+        self._tick = tick
+        self._runs = runs
         self._wake = wake
         self._clock = clock
         self._assignment = Assignment()
         self._interval = 0.0
-        self._timer: asyncio.TimerHandle | None = None
+        self._consumer: Consumer | None = None
         self._part = AutoscaleNodeReport()
         self._first: tuple[RoundKey, int] = (RoundKey(), 0)
 
@@ -104,7 +106,8 @@ class ThroughputReport:
         if wanted != self._interval:
             self._interval = wanted
             self.close()
-            self._arm()
+            if wanted:
+                self._consumer = self._tick.add("the throughput", self._take, first=wanted)
 
     def add_to_report(self, report: NodeReport) -> NodeReport:
         """The report with what was read last, and what is to be kept."""
@@ -115,19 +118,19 @@ class ThroughputReport:
 
     def close(self) -> None:
         """Read no more. Idempotent."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        if self._consumer is not None:
+            self._consumer.close()
+            self._consumer = None
 
-    def _arm(self) -> None:
-        if self._interval:
-            self._timer = asyncio.get_running_loop().call_later(self._interval, self._on_timer)
-
-    def _on_timer(self) -> None:
-        self._arm()
+    def _take(self, sample: Activities) -> float:
         ranks = self._assignment.ranks
-        done = None if ranks is None else next(iter(self._read(ranks.key).values()), None)
-        if ranks is None or done is None or not done.steps:
+        first_rank = next(iter(sample.values()), None)
+        if ranks is not None and first_rank is not None and self._runs(ranks.key):
+            self._note(ranks, first_rank.progress)
+        return self._interval
+
+    def _note(self, ranks: RankAssignment, done: Progress) -> None:
+        if not done.steps:
             return
         key, first = self._first
         if key != ranks.key:

@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dlrover_run.coordination.model import RankAssignment
 from dlrover_run.features.events.records import Events, WorkerProgress, WorkerReady
 from dlrover_run.features.observe.page import Progress
+from dlrover_run.features.observe.tick import Activities
 from dlrover_run.processes.process import ProcessGroup
 from dlrover_run.workers.specs import Worker, WorkerSpec, WorkerSpecs
 
@@ -30,14 +31,6 @@ class RoundProgress:
         done = ((worker.local_rank, done) for worker, done in self._read(self._specs.workers))
         self._events.carry_on({rank: progress for rank, progress in done if rank in kept and progress is not None})
 
-    def steps(self) -> dict[int, int]:
-        """The steps of the workers, by rank."""
-        return {worker.rank: done.steps for worker, done in self._read(self._specs.workers) if done is not None}
-
-    def waited(self) -> dict[int, float]:
-        """The seconds that workers have waited for data, by rank, as far as they report it."""
-        return {worker.rank: done.waited for worker, done in self._read(self._specs.workers) if done is not None}
-
     def by_name(self) -> dict[str, Progress]:
         """All that the workers have done, by name."""
         return {worker.name: done for worker, done in self._read(self._specs.workers) if done is not None}
@@ -47,12 +40,19 @@ class RoundProgress:
         done = self._specs.progress.read(worker.spec.local_rank)
         return round(max(done.ended, done.at) / 1e9, 6) if done is not None and done.ended else None
 
-    def log(self, last: bool = False, workers: Sequence[Worker] | None = None) -> None:
-        """Write to the event log what these workers, or all that run, have done. With `last` it is the last time for
-        them."""
+    def log(self, sample: Activities) -> None:
+        """Write to the event log what the workers that run have done by this sample."""
+        running = [worker.spec for worker in self._group.running]
+        done = {
+            spec.local_rank: None if (known := sample.get(spec.name)) is None else known.progress for spec in running
+        }
+        self._events.follow(done, time.monotonic())
+
+    def log_last(self, workers: Sequence[Worker] | None = None) -> None:
+        """Write to the event log what these workers, or all that run, have done in the end."""
         specs = [worker.spec for worker in (self._group.running if workers is None else workers)]
         done = {worker.local_rank: progress for worker, progress in self._read(specs)}
-        self._events.follow(done, time.monotonic(), last)
+        self._events.follow(done, time.monotonic(), last=True)
 
     def _read(self, workers: Iterable[WorkerSpec]) -> Iterator[tuple[WorkerSpec, Progress | None]]:
         return ((worker, self._specs.progress.read(worker.local_rank)) for worker in workers)

@@ -18,6 +18,7 @@ from dlrover_run.features.autoscale.model import AutoscaleAssignment, AutoscaleN
 from dlrover_run.features.autoscale.rules import STRONG, AutoscaleRules
 from dlrover_run.features.autoscale.search import MAX_CRASHES
 from dlrover_run.features.observe.page import Phase, Progress, StepSource
+from dlrover_run.features.observe.tick import Tick
 from dlrover_run.spec import JobSpec
 from simulation.nodes import job_spec
 from simulation.timeline import demand
@@ -81,6 +82,7 @@ class ScaledNode(TorchNode):
     """An agent that reports the steps of its workers."""
 
     _throughput: ThroughputReport | None = None
+    _tick: Tick
     _begun: CommandKey | None = None
     _result: CommandResult | None = None
 
@@ -92,21 +94,29 @@ class ScaledNode(TorchNode):
     def _now(self) -> int:
         return self._offset + int(self.timeline.now * 1e9)
 
-    def _read(self, key: RoundKey) -> Mapping[str, Progress]:
+    def _runs(self, key: RoundKey) -> bool:
+        return self.group is not None and self.group.live and self.group.key == key
+
+    def _read(self) -> Mapping[str, Progress]:
         group = self.group
-        if group is None or not group.live or group.key != key or not group.has_trained:
+        if group is None or not group.live or not group.has_trained:
             return {}
-        if self._since[0] != key:
-            self._since = key, self.timeline.now
+        if self._since[0] != group.key:
+            self._since = group.key, self.timeline.now
         trained = self.timeline.now - self._since[1]
         program = self._program
         assert isinstance(program, ScaledProgram)
         steps = 1 + int(trained * program.steps_per_second(group.ranks.nodes))
         return {"rank 0": Progress(steps, 0, 0.0, self._now(), StepSource.REPORT, Phase.TRAINING)}
 
+    def _fail(self, name: str, error: Exception) -> None:
+        raise error
+
     def _add_to_report(self, report: NodeReport) -> NodeReport:
         if self._throughput is None:
-            self._throughput = ThroughputReport(self._read, lambda: self.run(self._receive), self._now)
+            self._tick = Tick(self._read, self._fail)
+            self._throughput = ThroughputReport(self._tick, self._runs, lambda: self.run(self._receive), self._now)
+        self._tick.follow(None, running=True)
         self._throughput.follow(self.rendezvous.assignment, self._leaving or self._is_over)
         self._follow_command()
         report = self._throughput.add_to_report(report)
@@ -137,6 +147,7 @@ class ScaledNode(TorchNode):
         self._program.laws.ending(self.key, self.timeline.now)
         if self._throughput is not None:
             self._throughput.close()
+            self._tick.close()
         super()._leave()
 
 

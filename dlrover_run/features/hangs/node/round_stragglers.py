@@ -3,7 +3,7 @@ are stragglers comes back in its assignment, and goes into the event log."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from msgspec.structs import replace
 
@@ -12,24 +12,28 @@ from dlrover_run.coordination.parts import with_part
 from dlrover_run.features.events.records import Events, StragglerFound, StragglerGone
 from dlrover_run.features.hangs.stragglers.model import MAX_REPORTED, StragglerAssignment, StragglerNodeReport
 from dlrover_run.features.hangs.stragglers.shares import NodeShares, WorkerSample
+from dlrover_run.features.observe.page import Progress
 from dlrover_run.features.observe.records import Evidence
 from dlrover_run.features.observe.waits import MainThread, read_main_thread
 from dlrover_run.workers.round import WorkerRound
 
 
 class RoundStragglers:
-    """The workers of this node in one round. `wake` has a report built, `read` reads a worker's main thread."""
+    """The workers of this node in one round. `wake` has a report built, `progress` returns what
+    workers have done by rank, and `read` reads a worker's main thread."""
 
     def __init__(
         self,
         workers: WorkerRound,
         events: Events,
         wake: Callable[[], None],
+        progress: Callable[[], Mapping[int, Progress]],
         read: Callable[[int, bool], MainThread | None] = read_main_thread,
     ) -> None:
         self._workers = workers
         self._events = events
         self._wake = wake
+        self._progress = progress
         self._read = read
         self._shares = NodeShares()
         self._found: set[int] = set()
@@ -38,7 +42,7 @@ class RoundStragglers:
         """Take the evidence of all workers at one time, and look at their main threads."""
         at = samples[0].at
         is_boundary = self._shares.is_boundary(at)
-        waited = self._workers.progress.waited() if is_boundary else {}
+        waited = {rank: done.waited for rank, done in self._progress().items()} if is_boundary else {}
         pids = {one.spec.rank: one.pid for one in self._workers.group.running}
         found = []
         for one in samples:

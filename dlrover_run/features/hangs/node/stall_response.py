@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
@@ -21,8 +20,10 @@ from dlrover_run.features.hangs.search.outside import LearnedPauses
 from dlrover_run.features.hangs.search.round_detectors import ENOUGH_WITNESSES, RoundDetectors
 from dlrover_run.features.hangs.stacks.read import RoundStacks
 from dlrover_run.features.hangs.stalls.model import MAX_SUSPECTS, StallAssignment, StallNodeReport, StallQuestion
+from dlrover_run.features.observe.page import Progress
 from dlrover_run.features.observe.records import Evidence
 from dlrover_run.features.observe.sample import Sampler
+from dlrover_run.features.observe.tick import Consumer, Tick
 from dlrover_run.spec import JobSpec, StallAction
 from dlrover_run.words.text import format_ranks
 from dlrover_run.workers.round import WorkerRound
@@ -41,7 +42,14 @@ def watch_stalls(
     stacks = RoundStacks(lambda: {one.spec.rank: one.pid for one in workers.group.running}, health.note_denied)
     response = StallResponse(workers, spec.stall_action, services)
     detectors = RoundDetectors(spec.stall_timeout, elsewhere=ranks.nodes > 1, earlier=pauses.rhythm)
-    stragglers = RoundStragglers(workers, services.events, services.wake) if ranks.world_size > 1 else None
+    tick = services.tick
+
+    def progress() -> Mapping[int, Progress]:
+        """What the workers have done by the last sample."""
+        known = ((one.spec.rank, tick.latest.get(one.spec.name)) for one in workers.group.running)
+        return {rank: activity.progress for rank, activity in known if activity is not None}
+
+    stragglers = RoundStragglers(workers, services.events, services.wake, progress) if ranks.world_size > 1 else None
 
     def keep_rhythm() -> None:
         pauses.rhythm = detectors.pauses
@@ -54,13 +62,13 @@ def watch_stalls(
         stacks,
         response.on_stall,
         response.on_resume,
-        workers.progress.steps,
+        lambda: {rank: done.steps for rank, done in progress().items()},
         on_quiet,
         stalls.observe,
         health=health,
         pauses=pauses,
     )
-    stalls.begin(watch)
+    stalls.begin(watch, tick)
     return stalls
 
 
@@ -82,7 +90,7 @@ class RoundStalls:
         self._witnesses = witnesses
         self._on_close = on_close
         self._watch: StallWatch | None = None
-        self._task: asyncio.Task[None] | None = None
+        self._consumer: Consumer | None = None
         self._quiet: StallNodeReport | None = None
         self._confirmed = 0
         self._confirmed_alone = 0
@@ -90,10 +98,10 @@ class RoundStalls:
         self._asked_at: float | None = None
         self._found = 0
 
-    def begin(self, watch: StallWatch) -> None:
-        """Begin to watch."""
+    def begin(self, watch: StallWatch, tick: Tick) -> None:
+        """Begin to watch, with the next sample of the workers."""
         self._watch = watch
-        self._task = asyncio.ensure_future(watch.run())
+        self._consumer = tick.add("hangs", lambda sample: watch.take())
 
     def note_end(self, worker: Worker) -> None:
         """A worker has ended. After a failure, or when workers are stopped, the others only wait for their own end."""
@@ -128,7 +136,7 @@ class RoundStalls:
         """A report of this node together with what the watch has found in the round that it is about."""
         if not report.in_round(self._workers.key):
             return report
-        if self._stragglers is not None and self._task is not None:
+        if self._stragglers is not None and self._consumer is not None:
             report = self._stragglers.add_to_report(report)
         part = self._quiet
         if self._found:
@@ -139,7 +147,7 @@ class RoundStalls:
 
     def follow(self, assignment: Assignment) -> None:
         """Take what the coordinator has found, each finding once."""
-        if self._stragglers is not None and self._task is not None:
+        if self._stragglers is not None and self._consumer is not None:
             self._stragglers.follow(assignment)
         part = StallAssignment.get(assignment.parts)
         self._take_question(part.question)
@@ -164,11 +172,13 @@ class RoundStalls:
 
     def close(self) -> None:
         """End the watch. Idempotent."""
-        if self._task is not None:
-            self._task.cancel()
-            self._task = None
+        if self._consumer is not None:
+            self._consumer.close()
+            self._consumer = None
             self._on_close()
-        self._watch = None
+        if self._watch is not None:
+            self._watch.close()
+            self._watch = None
         self._quiet = None
         self._question = self._found = 0
 

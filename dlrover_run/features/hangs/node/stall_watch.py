@@ -1,13 +1,11 @@
 """Watches the workers of one round on this node, or the TensorFlow tasks: takes samples, asks the detector, and reports
 a stall with its stacks.
 
-One timer for all workers, and none while no round runs. It lives with its round: a report about an earlier round could
-only be wrong.
+It is a consumer of the agent's `Tick`, and lives with its round: a report about an earlier round could only be wrong.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -137,7 +135,7 @@ class StallWatch:
     Without `on_quiet` the workers of this node are all of the round. With it, it is called with what is known of them
     when they make no progress, and with None when they do again; whether that is a stall comes back by `confirm`.
     `on_sample` gets each sample, and must not wait. `find` replaces the rules for a round, and `names` the names of its
-    ranks. `pauses` are those of the job over its rounds. `health` takes errors; without it `run` raises
+    ranks. `pauses` are those of the job over its rounds. `health` takes errors; without it `take` raises
     them. `vary` returns the seconds to wait in place of an interval.
     """
 
@@ -187,17 +185,10 @@ class StallWatch:
         self._quiet_count = 0
         self._is_reported = False
 
-    async def run(self) -> None:
-        """Watch until it is cancelled. After an error, as of a kernel without sock_diag or a machine with too many
-        connections, it goes on after RETRY_INTERVAL, and `health` shows the error."""
-        try:
-            while True:
-                await asyncio.sleep(await self._guarded_step())
-        finally:
-            self._sampling.close()
-
-    async def _guarded_step(self) -> float:
-        """Take a step; the seconds until the next one."""
+    async def take(self) -> float:
+        """Take a sample, and carry out what follows from it; the seconds until the next one. After an error, as of a
+        kernel without sock_diag or a machine with too many connections, these are RETRY_INTERVAL, and `health` shows
+        the error."""
         try:
             await self.step()
         except Exception as error:
@@ -209,6 +200,10 @@ class StallWatch:
             self._health.worked()
         soon = self._suspect > 0 or self._detector.needs_figures or not self._detector.knows_limit
         return self._vary(QUIET_INTERVAL if soon else TRAINING_INTERVAL)
+
+    def close(self) -> None:
+        """End the watch."""
+        self._sampling.close()
 
     def note_end(self, rank: int) -> None:
         """A worker has exited with 0. The others go on, and may wait for it in a collective."""
