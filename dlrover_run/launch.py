@@ -18,6 +18,7 @@ from dlrover_run.exit_reasons import ExitReason, in_scheme
 from dlrover_run.output.run_directory import RunDir, create_run_dir, remove_run_dir
 from dlrover_run.processes import title, tree, watchdog
 from dlrover_run.spec import JobSpec, SpecError
+from dlrover_run.words.log_level import is_debug
 
 if TYPE_CHECKING:
     from dlrover_run.agent.framework import AdapterFactory
@@ -124,7 +125,7 @@ def _be_agent(
             code = event_loop.run(run_agent(spec, run_dir, parent_pipes, relay, result_fd, program.name, make_adapter))
     except BaseException as error:
         # A user needs a sentence; the traceback of a defect is printed on request.
-        if os.environ.get("LOGLEVEL", "").upper() == "DEBUG":
+        if is_debug(os.environ):
             import traceback
 
             _print(spec, traceback.format_exc().rstrip("\n"), timed=False)

@@ -6,17 +6,10 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from dlrover_run.coordination.model import (
-    Assignment,
-    Member,
-    NodePhase,
-    NodeReport,
-    NodeView,
-    Plan,
-    rank_assignments,
-)
+from dlrover_run.coordination.model import Assignment, Member, NodePhase, NodeReport, NodeView, Plan
 from dlrover_run.coordination.parts import Part, ReportPart
 from dlrover_run.coordination.parts import with_part as parts_with
+from dlrover_run.coordination.round_ranks import rank_assignments
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.features.node_check.decision.model import HealthAssignment, HealthReport, HealthState
 from dlrover_run.features.node_check.decision.rules import HealthRules

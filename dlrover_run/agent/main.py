@@ -128,7 +128,7 @@ def _print_result(job: JobSpec, result: JobResult, console: Console) -> None:
         ends=result.ends,
         restarts=result.restarts,
         # A job without rounds has a limit for each role.
-        max_restarts=job.rules.max_restarts if job.rules.has_rounds else None,
+        max_restarts=None if job.rules.engine else job.rules.max_restarts,
         exit_code=result.exit_code,
         why_over=result.why_over,
         hint=guarded("the environment of the workers", lambda: _hint(job, result.root), ""),

@@ -69,9 +69,9 @@ class NodeFeatures:
 
     def begin(self, services: AgentServices, tasks: FrameworkAdapter[Any], assignment: Assignment) -> None:
         """Begin what the job has by this assignment or by its own settings. Idempotent. Raises OSError."""
-        has_rounds = services.job.rules.has_rounds
+        engine = services.job.rules.engine
         for row in features.FEATURES:
-            if row.name in self._begun or not row.node or not (has_rounds or not row.workers):
+            if row.name in self._begun or not row.node or (engine and row.workers):
                 continue
             if row.has(services.job, assignment):
                 module = import_module(f"{features.__name__}.{row.name}.{row.node}")

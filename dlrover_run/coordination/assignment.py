@@ -20,9 +20,8 @@ from dlrover_run.coordination.model import (
     Plan,
     PlanPhase,
     Waiting,
-    rank_assignments,
 )
-from dlrover_run.coordination.parts import combine
+from dlrover_run.coordination.parts import AssignmentPart, combine
 from dlrover_run.coordination.recovery import latest_round
 
 EMPTY_VIEW = NodeView()
@@ -31,10 +30,10 @@ EMPTY_VIEW = NodeView()
 
 def node_views(job: Job, plan: Plan) -> dict[NodeKey, NodeView]:
     """The part of each node that has one."""
-    ranks = rank_assignments(plan) if job.policy.has_rounds else {}
-    given = dict(job.policy.assigned(plan, ranks))
-    for observer in job.observers.values():
-        for key, part in observer.orders(plan, ranks).items():
+    ranks = job.engine.ranks(plan)
+    given: dict[NodeKey, tuple[AssignmentPart, ...]] = {}
+    for orders in (job.engine.orders, *(observer.orders for observer in job.observers.values())):
+        for key, part in orders(plan, ranks).items():
             given[key] = combine(given.get(key, ()), (part,))
     drained = frozenset(plan.draining)
     return {
@@ -132,8 +131,8 @@ def affects_nodes(before: Plan, plan: Plan) -> bool:
 def continued_assignment(job: Job, plan: Plan, report: NodeReport, waiting: Waiting | None) -> Assignment:
     """The assignment with which a node continues what the last coordinator that it obeyed assigned to it."""
     ranks = report.ranks
-    continued = job.policy.continued_parts(report)
-    works = ranks is not None or bool(continued)
+    continued = job.engine.continued(report)
+    works = ranks is not None or continued is not None
     return Assignment(
         epoch=plan.epoch,
         phase=PlanPhase.TRAINING if works else PlanPhase.GATHERING,
@@ -142,5 +141,5 @@ def continued_assignment(job: Job, plan: Plan, report: NodeReport, waiting: Wait
         reasons=plan.reasons,
         ranks=ranks,
         waiting=None if works else waiting,
-        parts=continued,
+        parts=() if continued is None else (continued,),
     )

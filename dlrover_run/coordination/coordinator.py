@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections.abc import Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec.structs import replace
 
-from dlrover_run.coordination.activity import NodeActivity, Received
+from dlrover_run.coordination.activities import Activities
 from dlrover_run.coordination.assignment import (
     EMPTY_VIEW,
     affects_nodes,
@@ -26,7 +27,8 @@ from dlrover_run.coordination.assignment import (
     with_peers,
 )
 from dlrover_run.coordination.decide import decide
-from dlrover_run.coordination.decision import Deadline, update_plan
+from dlrover_run.coordination.decision import Deadline, Wait, update_plan
+from dlrover_run.coordination.engine import Accepted
 from dlrover_run.coordination.membership import Members, MemberState, succeeded_round
 from dlrover_run.coordination.model import (
     OVER,
@@ -42,12 +44,12 @@ from dlrover_run.coordination.model import (
     RoundKey,
     Waiting,
 )
-from dlrover_run.coordination.quorum import LostMaster, needed_members
+from dlrover_run.coordination.parts import ReportPart
+from dlrover_run.coordination.quorum import LostMaster, with_quorum
 from dlrover_run.coordination.recovery import latest_round
-from dlrover_run.coordination.requested_changes import apply_request
-from dlrover_run.coordination.requests import JUST_BEGUN, OperatorRequest, RequestFailed
+from dlrover_run.coordination.requested_changes import stop
+from dlrover_run.coordination.requests import JUST_BEGUN, Action, OperatorRequest, RequestFailed
 from dlrover_run.coordination.rules import JobRules
-from dlrover_run.coordination.waiting import wait_status
 from dlrover_run.features.registry import job_of
 from dlrover_run.words.reasons import Reasons, sentence
 
@@ -90,7 +92,7 @@ class Coordinator:
     sets `problem` to its text while it lasts, for the nodes that wait.
 
     `superseded` becomes true when a node obeys a later coordinator: this one was stalled, and decides no more.
-    `activity_changes` counts the changes of what nodes do, which no decision depends on.
+    With `shows_changes` the lines for the log say of each decision which feature, or the engine, has changed what.
     """
 
     def __init__(
@@ -109,26 +111,25 @@ class Coordinator:
         self.rules = rules
         self.superseded = False
         self.problem = ""
-        self.activity_changes = 0
+        self.shows_changes = False
+        self.activities = Activities()
         self.job = job_of(rules.resized(before.desired, before.wanted_nodes))
-        self.plan = self.job.policy.take_over(msgspec.structs.replace(before, epoch=epoch))
+        self.plan = self.job.engine.take_over(msgspec.structs.replace(before, epoch=epoch))
         self._origin = now - before.clock
         self._members: dict[NodeKey, MemberState] = {}
         # The keys of `_members` by their node id, so that joining a large job costs no more than joining a small one.
         self._processes: dict[str, list[NodeKey]] = {}
-        self._names_successors = names_successors and self.job.policy.has_rounds
+        self._names_successors = names_successors and self.job.engine.has_successors
         self._lost = lost
-        self.plan = self._with_quorum(self.plan)
+        self.plan = with_quorum(self.plan, rules, lost)
         self._other_view = EMPTY_VIEW
         self._views = node_views(self.job, self.plan)
-        self._activities: dict[NodeKey, Received] = {}
-        # Of nodes that are gone.
-        self._past_times: dict[str, float] = {}
         self._lines: list[str] = []
         self._requests: list[OperatorRequest] = []
         # Store the plan on the first `advance` even if it does not change, before it is sent to any node.
-        self._is_new = self.job.policy.is_active(self.plan)
+        self._is_new = self.plan.parts != before.parts
         self._deadlines: tuple[Deadline, ...] = ()
+        self._wait: Wait | None = None
         self._wake_at: float | None = None
         self._advanced_at = before.clock
         self._recovering_until: float | None = None
@@ -138,7 +139,7 @@ class Coordinator:
             if before.phase not in OVER and not member.done:
                 self._expect(member, grace)
         done = {member.key for member in before.members if member.done}
-        for node in () if before.phase in OVER else self.job.policy.expected(before):
+        for node in () if before.phase in OVER else [node for part in before.parts for node in part.expected()]:
             if node.key not in self._members and node.key not in done:
                 self._expect(node, grace, NodePhase.WAITING)
 
@@ -184,8 +185,8 @@ class Coordinator:
         """Take a node's latest report, which also shows that it is connected. Returns whether it had anything new that
         may be decided on."""
         time = self._job_time(now)
-        if report.activity is not None or report.key in self._activities:
-            self._take_activity(report.key, report.activity, time)
+        if report.activity is not None or report.key in self.activities.by_node:
+            self.activities.take(report.key, report.activity, time)
             report = msgspec.structs.replace(report, activity=None)
         known = self._members.get(report.key)
         if known is not None and known.report == report and known.connected:
@@ -271,8 +272,11 @@ class Coordinator:
             if (rules := self.rules.resized(plan.desired, plan.wanted_nodes)) != self.job.rules:
                 self.job = job_of(rules)
             decision = decide(self.job, plan, self._members, time)
-            self.plan, self._deadlines, self._wake_at = decision.plan, decision.deadlines, decision.wake_at
+            self.plan, self._deadlines, self._wait = decision.plan, decision.deadlines, decision.wait
+            self._wake_at = decision.wake_at
             self._lines += decision.log_lines
+            if self.shows_changes:
+                self._lines += (f"debug: {change}" for change in decision.changes)
             self._forget(time)
         if self.plan is before and not is_new:
             return False
@@ -319,10 +323,15 @@ class Coordinator:
             return continued_assignment(self.job, self.plan, self._members[key].report, waiting)
         return build_assignment(self.plan, self.view(key), waiting)
 
+    def is_full(self, offers: Sequence[ReportPart] = ()) -> bool:
+        """Whether a node that comes with these `offers` would wait as a spare."""
+        return self.job.engine.is_full(self.rules, self.plan, offers)
+
     def waiting(self, now: float) -> Waiting:
         if self.problem:
             return Waiting(sentence(self.problem))
-        return wait_status(self.job.policy, self.plan, self._members, self._deadlines, self._job_time(now))
+        waiting = None if self._wait is None else self._wait(self._deadlines, self._job_time(now))
+        return waiting or Waiting(self.plan.reasons)
 
     def request(self, request: OperatorRequest, now: float) -> Reasons:
         """Take a request of an operator, which the next `advance` carries out; what the job does then. Raises
@@ -330,7 +339,7 @@ class Coordinator:
         if self._recovering_until is not None or self.superseded:
             raise RequestFailed(JUST_BEGUN)
         time = self._job_time(now)
-        accepted = apply_request(self.rules, self.job, self._requested(time), self._members, request, time)
+        accepted = self._apply(request, self._requested(time), time)
         self._requests.append(request)
         return accepted.answer
 
@@ -342,19 +351,10 @@ class Coordinator:
         time = self._job_time(now)
         views = {key: self.view(key) for key in self._members}
         waiting = None if self.plan.phase in OVER else self.waiting(now)
-        activities, past = self._activities, self._past_times
+        activities, past = self.activities.by_node, self.activities.past_times
         return job_status(
             JobView(name, self.rules, self.plan, self.members, views, waiting, time, aged, activities, past)
         )
-
-    def _take_activity(self, key: NodeKey, activity: NodeActivity | None, time: float) -> None:
-        known = self._activities.get(key)
-        if activity is None:
-            self._activities.pop(key, None)
-        elif known is None or known.activity != activity:
-            # A heartbeat repeats it, and its ages are from the first time.
-            self._activities[key] = Received(activity, time)
-            self.activity_changes += 1
 
     def _requested(self, time: float) -> Plan:
         """The plan after the requests that have been taken since the last decision."""
@@ -362,8 +362,13 @@ class Coordinator:
         for request in self._requests:
             # What was possible when it was taken may not be any more, after a change of the members.
             with contextlib.suppress(RequestFailed):
-                plan = apply_request(self.rules, self.job, plan, self._members, request, time).plan
+                plan = self._apply(request, plan, time).plan
         return plan
+
+    def _apply(self, request: OperatorRequest, plan: Plan, time: float) -> Accepted:
+        if request.action is Action.STOP or plan.phase in OVER:
+            return Accepted(stop(plan, request, time))
+        return self.job.engine.request(self.rules, plan, self._members, request, time)
 
     @property
     def _is_fresh(self) -> bool:
@@ -404,30 +409,19 @@ class Coordinator:
         """Make the plan of a running job from what its nodes report; return whether it is settled."""
         assert self._recovering_until is not None
         grace_over = time >= self._recovering_until
-        reports = [state.report for state in self._members.values() if state.connected]
-        plan = self.job.policy.recover_job(self.plan, reports, grace_over, time)
+        plan = self.job.engine.recover(self.plan, self._members, grace_over, time)
         if plan is None and not grace_over:
             return False
         self._recovering_until = None
         if plan is not None:
-            plan = self._with_quorum(self._recovered_parts(plan))
+            plan = with_quorum(self._recovered_parts(plan), self.rules, self._lost)
             self.plan = msgspec.structs.replace(plan, since=time, clock=time)
         return True
 
     def _recovered_parts(self, plan: Plan) -> Plan:
-        plan = self.job.policy.recover(plan, self._members)
         for observer in self.job.observers.values():
             plan = update_plan(plan, plan.clock, part=observer.recovered(plan, self._members))
         return plan
-
-    def _with_quorum(self, plan: Plan) -> Plan:
-        if self._lost is None:
-            return plan
-        # Without a round, or with one whose workers have all ended, no report names the members.
-        members = sum(not member.done for member in plan.members) or self._lost.nodes
-        if not members:
-            return plan
-        return msgspec.structs.replace(plan, quorum=needed_members(members, self.rules.min_size, self._lost.ended))
 
     def _remember(self, newcomer: MemberState) -> None:
         key = newcomer.report.key
@@ -444,10 +438,7 @@ class Coordinator:
         for key in lost_or_left:
             if key not in needed:
                 del self._members[key]
-                known = self._activities.pop(key, None)
-                if known is not None and known.activity.times is not None:
-                    for phase, spent in known.activity.times.seconds.items():
-                        self._past_times[phase] = self._past_times.get(phase, 0.0) + spent
+                self.activities.forget(key)
                 self._processes[key.node_id].remove(key)
                 if not self._processes[key.node_id]:
                     del self._processes[key.node_id]

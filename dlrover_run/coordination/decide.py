@@ -7,15 +7,11 @@ restart is lost or repeated.
 
 from __future__ import annotations
 
-from dlrover_run.coordination.decision import MAX_STEPS, Deadline, Decision, Unsettled, update_plan
+from dlrover_run.coordination.decision import MAX_STEPS, Deadline, Decision, Unsettled, Wait, update_plan
 from dlrover_run.coordination.job import Job
 from dlrover_run.coordination.membership import Members
 from dlrover_run.coordination.model import OVER, Plan
 from dlrover_run.coordination.observer import Observation
-from dlrover_run.coordination.rounds import decide_round
-
-ROUNDS = "rounds"
-"""The author of what is decided of rounds."""
 
 
 def decide(job: Job, plan: Plan, members: Members, now: float) -> Decision:
@@ -27,8 +23,7 @@ def decide(job: Job, plan: Plan, members: Members, now: float) -> Decision:
     for _ in range(MAX_STEPS):
         for name, observer in job.observers.items():
             steps.note(name, observer.observe(steps.plan, members, now))
-        whole = job.policy.decide(steps.plan, members, now) or decide_round(job.policy, steps.plan, members, now)
-        if not steps.take(ROUNDS, whole):
+        if not steps.take(job.engine_name, job.engine.decide(steps.plan, members, now)):
             return steps.decision
     raise Unsettled
 
@@ -42,10 +37,13 @@ class Steps:
         self._deadlines: list[Deadline] = []
         self._log_lines: list[str] = []
         self._changes: list[str] = []
+        self._wait: Wait | None = None
 
     @property
     def decision(self) -> Decision:
-        return Decision(self.plan, tuple(self._deadlines), tuple(self._log_lines), changes=tuple(self._changes))
+        """What the steps come to."""
+        lines, changes = tuple(self._log_lines), tuple(self._changes)
+        return Decision(self.plan, tuple(self._deadlines), lines, self._wait, changes=changes)
 
     def note(self, author: str, observation: Observation) -> None:
         """Take what an observer has found."""
@@ -54,8 +52,9 @@ class Steps:
         self._add(author, Decision(plan, deadlines, log_lines))
 
     def take(self, author: str, decision: Decision) -> bool:
-        """Take what was decided of the nodes; return whether all are to be asked once more."""
+        """Take what the engine has decided; return whether all are to be asked once more."""
         self._add(author, decision)
+        self._wait = decision.wait
         if decision.again or decision.plan.phase in OVER:
             # Those of the plan that follows count.
             self._deadlines.clear()
@@ -63,9 +62,15 @@ class Steps:
 
     def _add(self, author: str, decision: Decision) -> None:
         if decision.plan is not self.plan:
-            fields = [name for name in Plan.__struct_fields__ if name != "clock"]
-            changed = [name for name in fields if getattr(self.plan, name) != getattr(decision.plan, name)]
-            self._changes.append(f"{author} changes {', '.join(changed)} of the plan")
+            self._changes.append(f"{author} changes {_changed(self.plan, decision.plan)}")
         self.plan = decision.plan
-        self._deadlines += (deadline._replace(author=author) for deadline in decision.deadlines)
+        self._deadlines += decision.deadlines
         self._log_lines += decision.log_lines
+
+
+def _changed(before: Plan, plan: Plan) -> str:
+    """What of a plan differs, by name; of the parts those of which features."""
+    names = [name for name in Plan.__struct_fields__ if name not in ("clock", "parts")]
+    found = [name for name in names if getattr(before, name) != getattr(plan, name)]
+    found += [f"the part of {part.feature}" for part in plan.parts if part not in before.parts]
+    return ", ".join(found) or "nothing"

@@ -1,13 +1,14 @@
-"""What deciding comes to: the plan that holds now, and the deadlines at which to decide again."""
+"""The result of a decision: the plan that holds now, and the deadlines at which to decide again."""
 
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable, Sequence, Set
 from typing import Any, NamedTuple
 
 import msgspec
 
-from dlrover_run.coordination.model import Plan, PlanPhase
+from dlrover_run.coordination.model import Plan, PlanPhase, Waiting
 from dlrover_run.coordination.parts import PlanPart, with_part
 from dlrover_run.words.reasons import Reasons
 
@@ -45,30 +46,40 @@ class DeadlineReason(enum.Enum):
     """The failure of a worker that only lost a peer counts."""
     BUDGET = "budget"
     """A restart no longer counts."""
-    POLICY = "policy"
-    """The policy decides without what has not been reported by then."""
+    FEATURE = "feature"
+    """A feature decides without what has not been reported by then."""
 
 
 class Deadline(NamedTuple):
-    """A job time at which something is decided though no report was received, and what that is. `author` is the name
-    of what has it: a feature, or the rounds."""
+    """A job time at which something is decided though no report was received, and what that is."""
 
     at: float
     reason: DeadlineReason
-    author: str = ""
+
+
+_SHOWN = frozenset(DeadlineReason) - {DeadlineReason.BUDGET, DeadlineReason.CHECKPOINT}
+"""What a node without ranks may wait for. A restart that no longer counts changes nothing for it, nor does a drain."""
+
+Wait = Callable[[Sequence[Deadline], float], Waiting | None]
+"""What nodes without ranks wait for, made from what a decision found: its owner calls it when that is shown, with the
+deadlines of the decision and the job time. None if it has nothing to say."""
+
+
+def seconds_left(deadlines: Sequence[Deadline], now: float, reasons: Set[DeadlineReason] = _SHOWN) -> float | None:
+    """Seconds until the first deadline of one of these kinds; None when there is none."""
+    return min((max(0.0, deadline.at - now) for deadline in deadlines if deadline.reason in reasons), default=None)
 
 
 class Decision(NamedTuple):
     """The plan that holds now, the deadlines at which to decide again if no report is received before, and lines for
-    the coordinator's log, to be written once the plan is stored. `holds`, of a step of a policy: no round is formed
-    before the next step. `again`: a round has ended or begun, so all that decide are asked once more in this decision.
-    `changes`: for whom wants to know who changed the plan, a line for each step that did.
-    """
+    the coordinator's log, to be written once the plan is stored. `wait` says what nodes without ranks wait for.
+    `again`: a round has ended or begun, or something that precedes it, so all that decide are asked once more in this
+    decision. `changes`: for whom wants to know who changed the plan, a line for each step that did."""
 
     plan: Plan
     deadlines: tuple[Deadline, ...] = ()
     log_lines: tuple[str, ...] = ()
-    holds: bool = False
+    wait: Wait | None = None
     again: bool = False
     changes: tuple[str, ...] = ()
 
@@ -86,8 +97,10 @@ def update_plan(plan: Plan, now: float, *, part: PlanPart | None = None, **chang
     return msgspec.structs.replace(plan, clock=now, **changes)
 
 
-def end_job(plan: Plan, now: float, phase: PlanPhase, reasons: Reasons) -> Decision:
-    return Decision(update_plan(plan, now, phase=phase, since=now, reasons=reasons))
+def end_job(plan: Plan, now: float, phase: PlanPhase, reasons: Reasons, **changes: Any) -> Plan:
+    """The plan of a job that is over, with those further changes."""
+    parts = tuple(part.at_end() for part in plan.parts)
+    return update_plan(plan, now, phase=phase, since=now, reasons=reasons, parts=parts, **changes)
 
 
 def deadline_if(at: float | None, reason: DeadlineReason) -> tuple[Deadline, ...]:

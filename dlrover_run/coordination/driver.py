@@ -79,7 +79,8 @@ class Writes:
 
 class Driver:
     """Drives `coordinator`. Nothing of a plan is handed out before the plan was `written`: assignments, answers and the
-    lines for the log, which `log` gets; `log_error` gets those about internal errors, by default the same.
+    lines for the log, which `log` gets; `log_error` gets those about internal errors, by default the same. With
+    `shows_changes` the lines also say who has changed what in each decision.
 
     `kept_together`: the assignments are kept where the plan is. Both are then handed out at once, for one transaction;
     and while the plan is recovered from the nodes' reports, the assignments that are kept hold.
@@ -99,6 +100,7 @@ class Driver:
         kept_together: bool = False,
         begin: Callable[[float], Coordinator] | None = None,
         log_error: Callable[[str], None] | None = None,
+        shows_changes: bool = False,
     ) -> None:
         self.stored = coordinator.plan
         self.write_error = ""
@@ -106,6 +108,7 @@ class Driver:
         self._kept_together = kept_together
         self._begin = begin
         self._log_error = log_error or log
+        self._shows_changes = shows_changes
         # Whether the plan is to be stored, and whether the assignments are to be sent.
         self._plan_due = self._send_due = False
         self._retry_at: float | None = None
@@ -149,8 +152,8 @@ class Driver:
     def problem_of(self, report: NodeReport) -> str | None:
         """Why this report must not `arrive`: no node of this job can send it. None if one can."""
         coordinator = self.coordinator
-        problem = wrong_job_kind(coordinator.rules, report)
-        return problem or validate_report(report, coordinator.plan, coordinator.ranks(report.key))
+        problem = wrong_job_kind(coordinator.rules, report) or validate_report(report, coordinator.plan)
+        return problem or coordinator.job.engine.problem(report, coordinator.ranks(report.key))
 
     def displace(self, key: NodeKey) -> None:
         """A process that was a node of this job has lost its node id to another one, and may still come to learn how
@@ -257,6 +260,7 @@ class Driver:
 
     def _set_coordinator(self, coordinator: Coordinator) -> None:
         self.coordinator = coordinator
+        coordinator.shows_changes = self._shows_changes
         self._throttle = WaitingThrottle(self._compute_waiting)
 
     def _take_report(self, report: NodeReport, now: float) -> bool:

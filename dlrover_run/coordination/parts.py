@@ -10,14 +10,16 @@ features as they are.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, ClassVar, Self, TypeVar
+from collections.abc import Container, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, ClassVar, Literal, Self, TypeVar
 
 import msgspec
 
 if TYPE_CHECKING:
-    from dlrover_run.coordination.model import NodeReport, Plan
+    from dlrover_run.coordination.model import Member, NodeKey, NodeReport, Plan
     from dlrover_run.coordination.size_choice import SizeChoice
+
+Kind = Literal["observer", "gate", "engine"]
 
 MAX_PARTS = 8
 """More features than any job has."""
@@ -31,8 +33,6 @@ class Part:
 
     __slots__ = ()
 
-    has_rounds: ClassVar[bool] = True
-    """Whether nodes of the job have ranks in rounds. Without, the feature alone decides what they run."""
     program: ClassVar[str] = PROGRAM
     """The program that starts jobs with this feature."""
 
@@ -62,11 +62,6 @@ def has_part(parts: Iterable[Part], feature: str) -> bool:
     return any(part.feature == feature for part in parts)
 
 
-def have_rounds(parts: Iterable[Part]) -> bool:
-    """Whether nodes of a job with these parts have ranks in rounds; else one feature decides alone what they run."""
-    return all(part.has_rounds for part in parts)
-
-
 def with_part(parts: Iterable[P], part: P) -> tuple[P, ...]:
     """The parts of a record in which this one takes the place of the one of its feature."""
     return combine(parts, (part,))
@@ -91,9 +86,11 @@ class RulesPart(Part):
 
     __slots__ = ()
 
+    kind: ClassVar[Kind] = "observer"
+    """What the feature is in a decision, of which a job has one gate and one engine at most."""
     needs_rounds: ClassVar[bool] = False
-    """Whether the feature acts on rounds only. A job without rounds does not have it, and the feature that decides
-    alone there may follow its rules."""
+    """Whether the feature acts on rounds of workers only. A job with another engine does not have it, and the engine
+    may follow its rules."""
     chooses_size: ClassVar[bool] = False
     """Whether the feature may want fewer nodes than are here (`PlanPart.wanted_nodes`)."""
     flags: ClassVar[Mapping[str, str]] = {}
@@ -136,6 +133,23 @@ class PlanPart(Part):
     def size_choice(self) -> SizeChoice | None:
         """What the feature wants and why, if it chooses the number of nodes."""
         return None
+
+    @property
+    def has_held(self) -> bool:
+        """Whether the feature has held a round of this job before, so that there were enough nodes already."""
+        return False
+
+    def expected(self) -> Sequence[Member]:
+        """Nodes without ranks that a successor of the coordinator waits for."""
+        return ()
+
+    def has_removed(self, nodes: Container[NodeKey]) -> bool:
+        """Whether the feature has removed one of these nodes."""
+        return False
+
+    def at_end(self) -> PlanPart:
+        """The part in the plan of a job that is over."""
+        return self
 
     def excuses_failure(self, plan: Plan) -> bool:
         """Whether a failure of a worker ends the round of this plan without a charge, because the feature has caused

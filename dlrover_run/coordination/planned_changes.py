@@ -10,21 +10,14 @@ on with the same change.
 
 from __future__ import annotations
 
-import msgspec
-
 from dlrover_run.coordination.decision import Deadline, DeadlineReason, Decision, update_plan
-from dlrover_run.coordination.gathering import (
-    eligible,
-    end_round,
-    form_round,
-    offers_a_fresh_port,
-    release_drains,
-)
+from dlrover_run.coordination.gate import Gate
+from dlrover_run.coordination.gathering import eligible, end_round, gather, release_drains
 from dlrover_run.coordination.membership import Members, MemberState
 from dlrover_run.coordination.model import Plan, PlannedChange, PlanPhase
-from dlrover_run.coordination.policy import Policy
 from dlrover_run.coordination.ranks import assign_ranks
-from dlrover_run.words.reasons import Code, chain, shown_names
+from dlrover_run.coordination.rules import JobRules
+from dlrover_run.words.reasons import Code, Reasons, chain, shown_names
 from dlrover_run.words.text import node_name
 
 
@@ -40,11 +33,10 @@ def may_change(plan: Plan) -> bool:
     return bool(plan.change or plan.to_drain or plan.desired or plan.wanted_nodes)
 
 
-def change_round(policy: Policy, plan: Plan, members: Members, now: float) -> Decision:
+def change_round(rules: JobRules, gate: Gate, plan: Plan, members: Members, now: float) -> Decision:
     """Make the planned change of a round that runs, if there is one and it has not to wait."""
-    rules = policy.rules
     current = {member.key for member in plan.members}
-    alive = _ready(policy, plan, members)
+    alive = _ready(gate, plan, members)
     newcomers = [state for state in alive if state.report.key not in current]
     size = rules.size(len(alive))
     grows = bool(newcomers) and size > len(plan.members)
@@ -66,17 +58,17 @@ def change_round(policy: Policy, plan: Plan, members: Members, now: float) -> De
             return Decision(plan, (Deadline(latest, DeadlineReason.SCALE_UP if grows else DeadlineReason.CHECKPOINT),))
     if plan.to_drain:
         return Decision(update_plan(release_drains(plan, now), now, change=None))
-    return _resize(policy, plan, assign_ranks(plan.members, alive, size), now)
+    return _resize(rules, gate, plan, alive, members, now)
 
 
-def _ready(policy: Policy, plan: Plan, members: Members) -> list[MemberState]:
+def _ready(gate: Gate, plan: Plan, members: Members) -> list[MemberState]:
     """The nodes that the round could have at once: while a newcomer prepares, it goes on. The next round after one that
     has ended anyway takes it in at once."""
     current = {member.key for member in plan.members}
     nodes = [
-        state for state in eligible(policy, plan, members) if not state.report.preparing or state.report.key in current
+        state for state in eligible(gate, plan, members) if not state.report.preparing or state.report.key in current
     ]
-    return policy.admitted(plan, nodes)
+    return gate.joins(plan, nodes)
 
 
 def _have_saved(plan: Plan, members: Members) -> bool:
@@ -87,22 +79,28 @@ def _have_saved(plan: Plan, members: Members) -> bool:
     return bool(saving) and all(report.saved_for == plan.change for report in saving)
 
 
-def _resize(policy: Policy, plan: Plan, ranked: list[MemberState], now: float) -> Decision:
-    """The larger or smaller round of these nodes."""
-    if not offers_a_fresh_port(policy.rules, plan, ranked[0].report):
-        return Decision(plan)
+def _resize(
+    rules: JobRules, gate: Gate, plan: Plan, alive: list[MemberState], members: Members, now: float
+) -> Decision:
+    """The larger or smaller round of these nodes. It is formed as any other, but the present one goes on until that can
+    be done at once. Where the gate has something to do before, the present one ends first."""
+    ranked = assign_ranks(plan.members, alive, rules.size(len(alive)))
+    ended = end_round(gate, update_plan(plan, now, failure=None), now, _why_resized(rules, plan, ranked))
+    following = gather(rules, gate, ended.plan, members, now, {state.report.key for state in alive})
+    if following.again:
+        return following if following.plan.phase is PlanPhase.TRAINING else ended
+    return Decision(plan, tuple(deadline for deadline in following.deadlines if deadline.reason is DeadlineReason.LOST))
+
+
+def _why_resized(rules: JobRules, plan: Plan, ranked: list[MemberState]) -> Reasons:
     current = {member.key for member in plan.members}
     joined = shown_names(
         [node_name(state.report.host, rank) for rank, state in enumerate(ranked) if state.report.key not in current]
     )
     number = {"after": len(ranked), "before": len(plan.members)}
     by = "an operator" if plan.desired is None else plan.desired.by or "an operator"
-    choice = plan.size_choice if policy.rules.wanted_nodes else None
+    choice = plan.size_choice if rules.wanted_nodes else None
     reason = Code.SCALED_UP(names=joined, **number) if joined else Code.SCALED_DOWN(by=by, **number)
     if choice is not None and not joined:
         reason = Code.RESIZED(**number)
-    reasons = (reason,) if choice is None else chain((reason,), *choice.reasons)
-    ended = msgspec.structs.replace(plan, failure=None)
-    if policy.needs_gathering:
-        return end_round(policy, ended, now, reasons)
-    return Decision(form_round(policy.rules, ended, ranked, now, reasons), again=True)
+    return (reason,) if choice is None else chain((reason,), *choice.reasons)

@@ -7,28 +7,14 @@ machines. A node that the job still needs takes part with a warning, because som
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from dlrover_run.coordination.membership import Members
-from dlrover_run.coordination.model import Plan, PlanPhase
-from dlrover_run.coordination.parts import ReportPart
-from dlrover_run.coordination.policy import Policy
-from dlrover_run.coordination.rules import JobRules
+from dlrover_run.coordination.model import Plan
 
 
 def job_program(plan: Plan, members: Members) -> str:
     """What the nodes of the round run; empty where that is unknown, or not the same on all of them."""
     programs = {state.report.program for member in plan.members if (state := members.get(member.key)) is not None}
     return programs.pop() if len(programs) == 1 else ""
-
-
-def is_full(policy: Policy, rules: JobRules, plan: Plan, offers: Sequence[ReportPart] = ()) -> bool:
-    """Whether the job trains with as many nodes, or tasks, as it may have, so that a node with these `offers` would
-    wait as a spare."""
-    if plan.phase is not PlanPhase.TRAINING:
-        return False
-    own = policy.is_full(plan, offers)
-    return len(plan.members) >= rules.max_size if own is None else own
 
 
 def differs(job: str, own: str) -> bool:

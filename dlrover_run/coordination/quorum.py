@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import msgspec
+
+from dlrover_run.coordination.model import Plan
+from dlrover_run.coordination.rules import JobRules
+
 
 class LostMaster(NamedTuple):
     """What the node that starts a successor on another machine knows of the master before it: it had `nodes` nodes, as
@@ -19,3 +24,15 @@ def needed_members(members: int, min_nodes: int, ended: int) -> int:
     nodes that it could have left must also be too few for a round."""
     majority = (members - ended) // 2 + 1
     return majority if ended else max(majority, members - min_nodes + 1)
+
+
+def with_quorum(plan: Plan, rules: JobRules, lost: LostMaster | None) -> Plan:
+    """The plan of a successor of that master, which says how many nodes it needs before the next round; as it is for a
+    coordinator that succeeds none."""
+    if lost is None:
+        return plan
+    # Without a round, or with one whose workers have all ended, no report names the members.
+    members = sum(not member.done for member in plan.members) or lost.nodes
+    if not members:
+        return plan
+    return msgspec.structs.replace(plan, quorum=needed_members(members, rules.min_size, lost.ended))

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from dlrover_run.coordination.bounds import MAX_WORKERS
+from dlrover_run.coordination.membership import Members
 from dlrover_run.coordination.model import Member, NodeReport, Plan, PlanPhase, RankAssignment, RoundKey
 from dlrover_run.words.reasons import Code
 
@@ -17,6 +18,11 @@ RankedNodes = dict[int, tuple[RankAssignment, NodeReport]]
 
 def latest_round(report: NodeReport) -> RoundKey:
     return max(report.known_round, report.ranks.key) if report.ranks is not None else report.known_round
+
+
+def connected_reports(members: Members) -> list[NodeReport]:
+    """The reports from which a plan is rebuilt."""
+    return [state.report for state in members.values() if state.connected]
 
 
 def recover_plan(empty_plan: Plan, reports: Sequence[NodeReport], grace_over: bool) -> Plan | None:

@@ -6,14 +6,14 @@ signal to their launchers, so nothing else in the core depends on it.
 
 from __future__ import annotations
 
+from collections.abc import Container
+
 import msgspec
 
 from dlrover_run.coordination.decision import end_job
-from dlrover_run.coordination.job import Job
 from dlrover_run.coordination.membership import Members
 from dlrover_run.coordination.model import OVER, NodeKey, Plan, PlanPhase
-from dlrover_run.coordination.policy import Accepted
-from dlrover_run.coordination.requests import Action, OperatorRequest, RequestFailed
+from dlrover_run.coordination.requests import OperatorRequest, RequestFailed
 from dlrover_run.coordination.rules import DesiredSize, JobRules
 from dlrover_run.words.reasons import Code
 from dlrover_run.words.text import counted
@@ -38,38 +38,38 @@ def find_nodes(plan: Plan, members: Members, name: str) -> tuple[NodeKey, ...]:
     return tuple(found)
 
 
-def apply_request(
-    rules: JobRules, job: Job, plan: Plan, members: Members, request: OperatorRequest, now: float
-) -> Accepted:
-    """What follows from a request to a job that was started with these rules. Raises RequestFailed."""
+def stop(plan: Plan, request: OperatorRequest, now: float) -> Plan:
+    """The plan of a job that an operator stops. Raises RequestFailed."""
     if plan.phase in OVER:
         raise RequestFailed("the job is over")
-    if request.action is Action.STOP:
-        reason = Code.STOPPED_ON_REQUEST(by=request.by or "an operator")
-        stopped = end_job(msgspec.structs.replace(plan, failure=None), now, PlanPhase.FAILED, (reason,)).plan
-        return Accepted(job.policy.end_job(stopped, now))
-    if request.action is Action.SCALE:
-        if request.part is None and job.policy.has_rounds:
-            size = desired_size(rules, plan, members, request)
-            return Accepted(msgspec.structs.replace(plan, clock=now, desired=size))
-        given = request.part and job.policy.scale(plan, members, request.part, request.by or "an operator", now)
-        if not given:
-            program = rules.program
-            raise RequestFailed(f"it was started with {program}; change its size with {program} scale")
-        return given
+    reason = Code.STOPPED_ON_REQUEST(by=request.by or "an operator")
+    return end_job(plan, now, PlanPhase.FAILED, (reason,), failure=None)
+
+
+def drain(plan: Plan, members: Members, request: OperatorRequest, later: Container[NodeKey], now: float) -> Plan:
+    """The plan in which the nodes that the request names leave: at once, or those of `later` with the next planned
+    change. Raises RequestFailed."""
     wanted = find_nodes(plan, members, request.node)
-    # Of a round that runs they leave with the next planned change. Tasks without a round are moved by their policy.
-    waits = job.policy.has_rounds and plan.phase is PlanPhase.TRAINING
-    later = {member.key for member in plan.members} if waits else set()
     draining = [key for key in (*plan.draining, *(key for key in wanted if key not in later)) if key in members]
     to_drain = [key for key in (*plan.to_drain, *(key for key in wanted if key in later)) if key in members]
-    drained = msgspec.structs.replace(
+    return msgspec.structs.replace(
         plan,
         clock=now,
         draining=tuple(dict.fromkeys(draining))[:MAX_DRAINING],
         to_drain=tuple(dict.fromkeys(key for key in to_drain if key not in draining))[:MAX_DRAINING],
     )
-    return Accepted(drained)
+
+
+def change_size(rules: JobRules, plan: Plan, members: Members, request: OperatorRequest, now: float) -> Plan:
+    """The plan of a job with rounds, started with these rules, that is to have another size. Raises RequestFailed."""
+    if request.part is not None:
+        raise RequestFailed(other_program(rules))
+    return msgspec.structs.replace(plan, clock=now, desired=desired_size(rules, plan, members, request))
+
+
+def other_program(rules: JobRules) -> str:
+    """Why a request for a size that such a job does not have fails."""
+    return f"it was started with {rules.program}; change its size with {rules.program} scale"
 
 
 def desired_size(rules: JobRules, plan: Plan, members: Members, request: OperatorRequest) -> DesiredSize | None:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import msgspec
 
 from dlrover_run.coordination.bounds import Count, Name
-from dlrover_run.coordination.parts import PROGRAM, RulesPart, check_parts, have_rounds
+from dlrover_run.coordination.parts import PROGRAM, RulesPart, check_parts
 
 MAX_NODES = 20_000
 """More than any job has: a bound for what a stranger may request."""
@@ -120,9 +120,9 @@ class JobRules(msgspec.Struct, frozen=True):
         check_parts(self.parts)
 
     @property
-    def has_rounds(self) -> bool:
-        """Whether nodes have ranks in rounds; else a feature decides alone what they run."""
-        return have_rounds(self.parts)
+    def engine(self) -> str:
+        """The feature that decides what the nodes run, in place of rounds of workers; empty in a job with rounds."""
+        return next((part.feature for part in self.parts if part.kind == "engine"), "")
 
     @property
     def program(self) -> str:
@@ -185,8 +185,9 @@ class JobRules(msgspec.Struct, frozen=True):
             return NOT_FINITE
         if self.keep_alive_interval <= 0 or self.keep_alive_attempts < 1:
             return "signs of life need an interval and an attempt"
-        if sum(not part.has_rounds for part in self.parts) > 1:
-            return "two features of one job each decide alone what its nodes run"
+        kinds = [part.kind for part in self.parts if part.applies]
+        if kinds.count("engine") > 1 or kinds.count("gate") > 1:
+            return "two features of one job each decide alone what its nodes run, or which of them may"
         return next((problem for part in self.parts if (problem := part.problem()) is not None), None)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import msgspec
 
 from dlrover_run.coordination.decision import (
@@ -12,6 +14,7 @@ from dlrover_run.coordination.decision import (
     end_job,
     update_plan,
 )
+from dlrover_run.coordination.gate import Gate
 from dlrover_run.coordination.gathering import (
     RoundMembers,
     disconnects_resolved_at,
@@ -22,8 +25,8 @@ from dlrover_run.coordination.gathering import (
 from dlrover_run.coordination.membership import Members, MemberState
 from dlrover_run.coordination.model import Failure, Member, NodePhase, Plan, PlanPhase, RoundKey
 from dlrover_run.coordination.planned_changes import change_round, may_change
-from dlrover_run.coordination.policy import Policy
 from dlrover_run.coordination.rules import JobRules
+from dlrover_run.coordination.waiting import wait_as_spare
 from dlrover_run.words.reasons import Code, Reasons, chain, shown_names
 from dlrover_run.words.text import node_name
 
@@ -55,9 +58,7 @@ def consume_restart(rules: JobRules, plan: Plan, failure: Failure, worked: bool,
             restart_times=charged,
             reasons=(failure.reason,),
         )
-    return update_plan(
-        plan, now, phase=PlanPhase.FAILED, since=now, failure=failure, early_failures=early_failures, reasons=reasons
-    )
+    return end_job(plan, now, PlanPhase.FAILED, reasons, failure=failure, early_failures=early_failures)
 
 
 def expire_restarts(rules: JobRules, charged: tuple[float, ...], now: float) -> tuple[float, ...]:
@@ -73,12 +74,12 @@ def _exhausted(rules: JobRules) -> Reasons:
     return (Code.RESTARTS_USED(most=rules.max_restarts),)
 
 
-def train(policy: Policy, plan: Plan, members: Members, now: float) -> Decision:
+def train(rules: JobRules, gate: Gate, plan: Plan, members: Members, now: float) -> Decision:
     key = plan.key
     in_round = round_members(plan, members)
     done = [member.done or (state is not None and state.succeeded_in(key)) for member, state in in_round]
     if all(done):
-        return end_job(msgspec.structs.replace(plan, failure=None), now, PlanPhase.FINISHED, (Code.ALL_SUCCEEDED(),))
+        return Decision(end_job(plan, now, PlanPhase.FINISHED, (Code.ALL_SUCCEEDED(),), failure=None))
 
     unfinished = [pair for pair, is_done in zip(in_round, done, strict=True) if not is_done]
     lost_or_left = [
@@ -90,39 +91,42 @@ def train(policy: Policy, plan: Plan, members: Members, now: float) -> Decision:
     )
     cause = _first_own(failed)
     if cause is not None and not _departed_before(cause.changed_at, unfinished):
-        return _restart(policy, plan, members, cause, now)
+        return _restart(rules, gate, plan, members, cause, now)
     broken = disconnects_resolved_at(in_round, now)
     if lost_or_left:
         # Whether other nodes are lost with them is known soon, and one round is enough for all losses.
         if broken is None:
-            return _regroup_without(policy, plan, lost_or_left, now)
+            return _regroup_without(gate, plan, lost_or_left, now)
         return Decision(plan, deadline_if(broken, DeadlineReason.LOST))
     if failed:
         leavers = [(member, state) for member, state in unfinished if state is not None and state.is_draining]
         if leavers:
             # Its peers failed because a draining node has ended its workers.
-            return _regroup_without(policy, plan, leavers, now)
+            return _regroup_without(gate, plan, leavers, now)
         # The others may have failed because of a peer whose connection broke; that is known soon too. A member that
         # has not reported may be gone.
-        delay = policy.rules.blame_delay if len(failed) < len(unfinished) else 0.0
+        delay = rules.blame_delay if len(failed) < len(unfinished) else 0.0
         known_at = failed[0].changed_at + delay
         if broken is None or broken < known_at:
             known = Deadline(known_at, DeadlineReason.BLAME)
         else:
             known = Deadline(broken, DeadlineReason.LOST)
-        return _restart(policy, plan, members, failed[0], now) if now >= known.at else Decision(plan, (known,))
+        return _restart(rules, gate, plan, members, failed[0], now) if now >= known.at else Decision(plan, (known,))
     if any(done):
         # No node joins any more. The success of a member that is about to be dropped is kept in the plan.
-        stopped = policy.stop_watching(release_drains(plan, now), now)
-        return Decision(_remember_done(stopped, members, now), deadline_if(broken, DeadlineReason.LOST))
+        watched = gate.during(release_drains(plan, now), members, now)
+        remembered = _remember_done(watched.plan, members, now)
+        return Decision(remembered, deadline_if(broken, DeadlineReason.LOST), watched.log_lines)
     if broken is not None:
         return Decision(plan, deadline_if(broken, DeadlineReason.LOST))
-    if not policy.is_active(plan) and len(members) == len(in_round) and not may_change(plan):
-        return Decision(plan)
-    watched = policy.watch(plan, members, now)
-    decision = change_round(policy, watched.plan, members, now)
+    watched = gate.during(plan, members, now)
+    decision = Decision(watched.plan)
+    if len(members) != len(in_round) or may_change(watched.plan):
+        decision = change_round(rules, gate, watched.plan, members, now)
     return decision._replace(
-        deadlines=watched.deadlines + decision.deadlines, log_lines=watched.log_lines + decision.log_lines
+        deadlines=watched.deadlines + decision.deadlines,
+        log_lines=watched.log_lines + decision.log_lines,
+        wait=partial(wait_as_spare, rules, gate, decision.plan, dict(members), watched),
     )
 
 
@@ -149,25 +153,25 @@ def _departed_before(time: float, unfinished: RoundMembers) -> bool:
     return False
 
 
-def _restart(policy: Policy, plan: Plan, members: Members, cause: MemberState, now: float) -> Decision:
+def _restart(rules: JobRules, gate: Gate, plan: Plan, members: Members, cause: MemberState, now: float) -> Decision:
     failure = _failure(cause, plan.key)
     assert failure is not None, "only a failed node is a cause"
     node_rank = next(rank for rank, member in enumerate(plan.members) if member.key == cause.report.key)
     failure = msgspec.structs.replace(failure, node_rank=node_rank)
     if any(part.excuses_failure(plan) for part in plan.parts):
         excused = update_plan(plan, now, failure=failure)
-        return end_round(policy, excused, now, (failure.reason,))
+        return end_round(gate, excused, now, (failure.reason,))
     worked = any(state.report.progressed and state.report.in_round(plan.key) for state in members.values())
-    charged = consume_restart(policy.rules, plan, failure, worked, now)
+    charged = consume_restart(rules, plan, failure, worked, now)
     if charged.phase is PlanPhase.FAILED:
         return Decision(charged)
-    return end_round(policy, charged, now, charged.reasons)
+    return end_round(gate, charged, now, charged.reasons)
 
 
-def _regroup_without(policy: Policy, plan: Plan, lost_or_left: RoundMembers, now: float) -> Decision:
+def _regroup_without(gate: Gate, plan: Plan, lost_or_left: RoundMembers, now: float) -> Decision:
     """The next round after a change of membership, which costs nothing."""
     ended = msgspec.structs.replace(plan, failure=None)
-    return end_round(policy, ended, now, _departures(plan, lost_or_left))
+    return end_round(gate, ended, now, _departures(plan, lost_or_left))
 
 
 def _remember_done(plan: Plan, members: Members, now: float) -> Plan:

@@ -16,9 +16,10 @@ from msgspec import Meta
 from dlrover_run.coordination import worker_logs
 from dlrover_run.coordination.bounds import Count, Name, NodeId, Total
 from dlrover_run.coordination.membership import Members
-from dlrover_run.coordination.model import NodeKey, NodePhase, Plan, RankAssignment, rank_assignments
+from dlrover_run.coordination.model import NodeKey, NodePhase, Plan, RankAssignment
 from dlrover_run.coordination.requested_changes import find_nodes
 from dlrover_run.coordination.requests import RequestFailed, StackQuery
+from dlrover_run.coordination.round_ranks import rank_assignments
 from dlrover_run.coordination.worker_logs import LogPiece
 
 SCHEMA = 1

@@ -18,9 +18,10 @@ from dlrover_run.coordination.activity import MemoryUse, NodeProgress, PhaseTime
 from dlrover_run.coordination.assignment import EMPTY_VIEW
 from dlrover_run.coordination.hang_text import HangingNode, hang_headline, stall_reason
 from dlrover_run.coordination.membership import Members, MemberState
-from dlrover_run.coordination.model import NodeKey, NodePhase, NodeView, Plan, PlanPhase, Waiting, rank_assignments
+from dlrover_run.coordination.model import NodeKey, NodePhase, NodeView, Plan, PlanPhase, Waiting
 from dlrover_run.coordination.parts import PROGRAM
 from dlrover_run.coordination.resource_use import NodeUse
+from dlrover_run.coordination.round_ranks import rank_assignments
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.coordination.size_choice import SizeChoice
 from dlrover_run.words.reasons import Reasons
@@ -161,7 +162,7 @@ class JobView:
 
 def job_status(view: JobView) -> JobStatus:
     plan, rules = view.plan, view.rules
-    has_rounds = rules.has_rounds
+    has_rounds = not rules.engine
     nodes = list(_nodes(view))
     hanging = _hanging(nodes)
     if hanging:

@@ -6,7 +6,7 @@ import msgspec
 
 from dlrover_run.coordination.bounds import MAX_WORKERS
 from dlrover_run.coordination.model import Failure, NodeReport, Plan, RankAssignment
-from dlrover_run.coordination.parts import PROGRAM, ReportPart, RulesPart, have_rounds
+from dlrover_run.coordination.parts import PROGRAM, ReportPart, RulesPart
 from dlrover_run.coordination.rules import MAX_NODES, JobRules
 
 MAX_EPOCH = 2**62
@@ -16,9 +16,9 @@ MAX_ROUND = 2**32
 """More rounds than any job has. A node may report a later one only if the plan has it."""
 
 
-def validate_report(report: NodeReport, plan: Plan, assigned: RankAssignment | None = None) -> str | None:
-    """A sentence about what is wrong with a report; None for one that a coordinator with this plan may take. `assigned`
-    are the node's ranks in the plan's round."""
+def validate_report(report: NodeReport, plan: Plan) -> str | None:
+    """A sentence about what is wrong with a report, whatever the node runs; None for one that a coordinator with this
+    plan may take."""
     keys = [report.known_round]
     if report.ranks is not None:
         keys.append(report.ranks.key)
@@ -28,12 +28,12 @@ def validate_report(report: NodeReport, plan: Plan, assigned: RankAssignment | N
         return UNKNOWN_EPOCH
     if any(key.number > last_round(plan) for key in keys):
         return "a report names a round that no job has"
-    problem = next((found for part in report.parts if (found := part.problem(report, plan)) is not None), None)
-    if problem is not None:
-        return problem
-    if not have_rounds(report.parts):
-        # It has neither workers with ranks nor their failures.
-        return None
+    return next((found for part in report.parts if (found := part.problem(report, plan)) is not None), None)
+
+
+def problem_of_workers(report: NodeReport, assigned: RankAssignment | None) -> str | None:
+    """A sentence about what is wrong with the workers that a node reports, and with their failure. `assigned` are the
+    node's ranks in the plan's round."""
     if not 1 <= report.workers <= MAX_WORKERS:
         return f"a node has 1 to {MAX_WORKERS} workers, and this one reports {report.workers}"
     return None if report.failure is None else _not_its_own(report, report.failure, assigned)
@@ -91,7 +91,7 @@ def config_mismatch(job: JobRules, node: JobRules) -> str:
 
 def _part_mismatch(job: JobRules, node: JobRules) -> list[str]:
     parts = (*job.parts, *node.parts)
-    if job.has_rounds != node.has_rounds:
+    if job.engine != node.engine:
         # A node of another kind of job is refused; see `wrong_job_kind`.
         return []
     differences: list[str] = []

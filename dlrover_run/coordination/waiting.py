@@ -4,21 +4,18 @@ receive the same, at a limited rate."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Sequence
 
 import msgspec
 
-from dlrover_run.coordination.decision import Deadline, DeadlineReason
-from dlrover_run.coordination.gathering import is_quorum_lacking, missing_nodes
+from dlrover_run.coordination.decision import Deadline, DeadlineReason, Wait, seconds_left
+from dlrover_run.coordination.gate import Gate, Step
 from dlrover_run.coordination.membership import Members, MemberState
+from dlrover_run.coordination.missing import is_quorum_lacking, missing_nodes
 from dlrover_run.coordination.model import Plan, PlanPhase, Waiting
-from dlrover_run.coordination.policy import Policy
-from dlrover_run.coordination.programs import is_full
 from dlrover_run.coordination.ranks import display_names
+from dlrover_run.coordination.rules import JobRules
 from dlrover_run.words.reasons import Code, chain, shown_names
-
-_SHOWN = frozenset(DeadlineReason) - {DeadlineReason.BUDGET, DeadlineReason.CHECKPOINT}
-"""What a node without ranks may wait for. A restart that no longer counts changes nothing for it, nor does a drain."""
 
 INTERVAL = 1.0
 """The minimum number of seconds between two status messages to the nodes of a job."""
@@ -30,52 +27,63 @@ SAME_MOMENT = 0.5
 """Seconds by which two deadlines may differ and count as one: a node counts down by itself."""
 
 
-def wait_status(policy: Policy, plan: Plan, members: Members, deadlines: Sequence[Deadline], now: float) -> Waiting:
-    """What every node without ranks waits for; `deadlines` are those of the last decision."""
-    rules = policy.rules
-    left = _left(deadlines, _SHOWN, now)
-    own = policy.waiting(plan, members, left, now)
+def wait_for_round(
+    rules: JobRules,
+    gate: Gate,
+    plan: Plan,
+    alive: list[MemberState],
+    members: Members,
+    of_gate: Wait | None,
+    deadlines: Sequence[Deadline],
+    now: float,
+) -> Waiting:
+    """What every node waits for while no round runs: a `Wait` of `gather`. `alive` are those of which it is formed."""
+    own = None if of_gate is None else of_gate(deadlines, now)
     if own is not None:
         return own
-    alive = policy.eligible(plan, members)
-    if plan.phase is PlanPhase.TRAINING:
-        return _spare(policy, plan, alive, deadlines, now)
     wanted = f"{rules.min_size}" if rules.min_size == rules.max_size else f"{rules.min_size} to {rules.max_size}"
     here = Code.NODES_OF(number=len(alive), wanted=wanted)
     hosts = shown_names(display_names(plan, alive))
     named = (Code.NAMED(names=hosts),) if hosts else ()
     quorum = (Code.QUORUM(number=plan.quorum),) if is_quorum_lacking(plan, alive) else ()
-    return Waiting(
-        chain(policy.removals(plan, members), here, *named, *quorum, *missing_nodes(rules, plan, alive)), left
-    )
+    missing = missing_nodes(rules, plan, alive)
+    reasons = chain(gate.removals(plan, members), here, *named, *quorum, *missing)
+    return Waiting(reasons, seconds_left(deadlines, now))
 
 
-def _left(deadlines: Sequence[Deadline], reasons: Set[DeadlineReason], now: float) -> float | None:
-    """Seconds until the first deadline of one of these kinds; None when there is none."""
-    return min((max(0.0, deadline.at - now) for deadline in deadlines if deadline.reason in reasons), default=None)
+def is_full(rules: JobRules, plan: Plan) -> bool:
+    """Whether a round runs that has as many nodes as it may have."""
+    return plan.phase is PlanPhase.TRAINING and len(plan.members) >= rules.max_size
 
 
-def _spare(policy: Policy, plan: Plan, alive: list[MemberState], deadlines: Sequence[Deadline], now: float) -> Waiting:
-    """What a node without ranks waits for while a round runs."""
-    rules = policy.rules
+def wait_as_spare(
+    rules: JobRules,
+    gate: Gate,
+    plan: Plan,
+    members: Members,
+    watched: Step | None,
+    deadlines: Sequence[Deadline],
+    now: float,
+) -> Waiting:
+    """What a node without ranks waits for while a round runs: a `Wait` of `train`. `watched` is what the gate did."""
     train = Code.TRAINING(number=len(plan.members))
-    joins_in = _left(deadlines, {DeadlineReason.SCALE_UP}, now)
-    of_policy = (deadline for deadline in deadlines if deadline.reason is DeadlineReason.POLICY)
-    held = min(of_policy, default=None, key=lambda deadline: deadline.at)
-    watched = None if held is None else policy.watch_reason(held, joining=joins_in is not None)
+    joins_in = seconds_left(deadlines, now, {DeadlineReason.SCALE_UP})
+    checked_in = None if watched is None else seconds_left(watched.deadlines, now)
+    alone, joining = (None, None) if watched is None or watched.spare is None else watched.spare
     if joins_in is not None:
         joins = Code.JOINS_NEXT_ROUND() if plan.change is None else Code.JOINS_AT_CHECKPOINT()
-        return Waiting((train, watched or joins), joins_in)
-    if held is not None and watched is not None:
-        return Waiting((train, watched), max(0.0, held.at - now))
-    members = {member.key for member in plan.members}
-    others = [state for state in alive if state.report.key not in members]
+        return Waiting((train, (joining if checked_in is not None else None) or joins), joins_in)
+    if checked_in is not None and alone is not None:
+        return Waiting((train, alone), checked_in)
+    in_round = {member.key for member in plan.members}
+    alive = gate.healthy(plan, members)
+    others = [state for state in alive if state.report.key not in in_round]
     preparing = sum(state.report.preparing for state in others)
     if preparing and rules.size(len(alive)) > len(plan.members):
         return Waiting((train, Code.NODES_PREPARE(number=preparing)))
     spares = len(others)
     is_resized = plan.desired is not None or plan.wanted_nodes  # Then --nnodes counts this node too.
-    if not rules.spares and not is_resized and is_full(policy, rules, plan):
+    if not rules.spares and not is_resized and is_full(rules, plan):
         return Waiting((train, Code.NOT_REQUESTED()))
     spare = Code.SPARE_OF(number=spares, wanted=rules.spares) if rules.spares else Code.SPARE(number=spares)
     return Waiting((train, spare))

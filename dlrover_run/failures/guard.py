@@ -13,6 +13,8 @@ import sys
 from collections.abc import Callable
 from typing import TypeVar
 
+from dlrover_run.words.log_level import is_debug
+
 T = TypeVar("T")
 
 
@@ -25,7 +27,7 @@ def guarded(what: str, explain: Callable[[], T], default: T) -> T:
     try:
         return explain()
     except Exception as error:
-        if os.environ.get("LOGLEVEL", "").upper() == "DEBUG":
+        if is_debug(os.environ):
             with contextlib.suppress(Exception):
                 import traceback
 

@@ -1,10 +1,10 @@
-"""The policies, one line each. A policy is imported only by jobs that have it.
+"""The features that take part in decisions, one line each. A feature is imported only by jobs that have it.
 
 The order is that in which a decision asks them.
 
-A package has `rules.RECORDS`, its classes of `coordination.parts`, each with the feature's name as the tag; in
-`policy` either `OBSERVER`, its class of `coordination.observer.Observer`, or `POLICY`, its class of
-`coordination.policy.Policy`; and `text`, which registers its codes, with that name as the prefix.
+A package has `rules.RECORDS`, its classes of `coordination.parts`, each with the feature's name as the tag; `text`,
+which registers its codes, with that name as the prefix; and a module named after the `kind` of its rules, with its
+class of that protocol: `observer.OBSERVER`, `gate.GATE` or `engine.ENGINE`.
 """
 
 from __future__ import annotations
@@ -21,10 +21,8 @@ from dlrover_run.words import reasons
 
 if TYPE_CHECKING:
     from dlrover_run.coordination.job import Job
-    from dlrover_run.coordination.observer import Observer
-    from dlrover_run.coordination.policy import Policy
 
-POLICIES = {
+FEATURES = {
     "health": "dlrover_run.features.node_check.decision",
     "parameter_servers": "tf_ps_runner.cluster",
     "stall": "dlrover_run.features.hangs.stalls",
@@ -33,30 +31,25 @@ POLICIES = {
     "autoscale": "dlrover_run.features.autoscale",
 }
 
-reasons.TEXTS.update((name, f"{package}.text") for name, package in POLICIES.items())
+reasons.TEXTS.update((name, f"{package}.text") for name, package in FEATURES.items())
 
 
 @lru_cache(maxsize=64)
 def job_of(rules: JobRules) -> Job:
-    """The job with these rules, and with the features that they ask for, in the order of `POLICIES`."""
+    """The job with these rules, and with the features that they ask for, in the order of `FEATURES`."""
     # Imported by what decides; a node of a job only reads the records.
-    from dlrover_run.coordination.combined_policy import CombinedPolicy
+    from dlrover_run.coordination.gate import OpenGate
     from dlrover_run.coordination.job import Job
-    from dlrover_run.coordination.policy import Policy
+    from dlrover_run.coordination.rounds import ROUNDS, RoundEngine
 
-    applied = {part.feature for part in rules.parts if part.applies and (rules.has_rounds or not part.needs_rounds)}
-    observers: dict[str, Observer] = {}
-    policies: dict[str, Policy] = {}
-    for name, package in POLICIES.items():
-        if name in applied:
-            module = import_module(f"{package}.policy")
-            if hasattr(module, "OBSERVER"):
-                observers[name] = module.OBSERVER(rules)
-            else:
-                policies[name] = module.POLICY(rules)
-    if len(policies) > 1:
-        return Job(rules, observers, CombinedPolicy(rules, policies))
-    return Job(rules, observers, next(iter(policies.values()), None) or Policy(rules))
+    applied = {part.feature: part for part in rules.parts if part.applies and not (rules.engine and part.needs_rounds)}
+    kinds = {name: applied[name].kind for name in FEATURES if name in applied}
+    classes = {name: getattr(import_module(f"{FEATURES[name]}.{kind}"), kind.upper()) for name, kind in kinds.items()}
+    observers = {name: classes[name](rules) for name, kind in kinds.items() if kind == "observer"}
+    if rules.engine:
+        return Job(rules, observers, classes[rules.engine](rules), rules.engine)
+    gate = next((classes[name](rules) for name, kind in kinds.items() if kind == "gate"), None)
+    return Job(rules, observers, RoundEngine(rules, gate or OpenGate(rules)), ROUNDS)
 
 
 def decode_part(kind: type[Any], value: Any) -> Any:
@@ -66,7 +59,7 @@ def decode_part(kind: type[Any], value: Any) -> Any:
     name = value.get("type") if isinstance(value, dict) else None
     if not isinstance(name, str):
         raise ValueError("a part of a record names no feature")
-    records = import_module(f"{POLICIES[name]}.rules").RECORDS if name in POLICIES else ()
+    records = import_module(f"{FEATURES[name]}.rules").RECORDS if name in FEATURES else ()
     record: type[Part] | None = next((record for record in records if issubclass(record, kind)), None)
     if record is None:
         raise ValueError(f"no feature {name[:100]!r} with a {kind.__name__}")

@@ -7,6 +7,7 @@ count at once; `step` then does what the driver decides: it writes the journal a
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -17,13 +18,11 @@ from dlrover_run.coordination.bounds import MAX_WHAT
 from dlrover_run.coordination.coordinator import Coordinator
 from dlrover_run.coordination.driver import Answer, Disconnected, Driver, Paused, Requested
 from dlrover_run.coordination.history import JobHistory
-from dlrover_run.coordination.model import Assignment, NodeKey, NodeReport, Plan, PlanPhase
-from dlrover_run.coordination.parts import have_rounds
+from dlrover_run.coordination.model import Assignment, NodeKey, NodeReport, Plan
 from dlrover_run.coordination.programs import (
     describe_mixed_programs,
     describe_other_program,
     differs,
-    is_full,
     job_program,
 )
 from dlrover_run.coordination.ranks import display_names
@@ -34,7 +33,7 @@ from dlrover_run.coordination.validation import config_mismatch
 from dlrover_run.master.journal import Journal, JournalReplaced
 from dlrover_run.rendezvous.failure_detector import FailureDetector
 from dlrover_run.transport.messages import Refused, StacksFound, StacksWanted, Welcome, encode_rules
-from dlrover_run.words.text import counted
+from dlrover_run.words.log_level import is_debug
 
 if TYPE_CHECKING:
     from dlrover_run.coordination.stacks import JobStacks, StackRequest
@@ -96,7 +95,9 @@ class Job:
         self.history = JobHistory()
         self.stepped_down: str | None = None
         self.replaced = False
-        self._driver = Driver(coordinator, self._log_to_all, log_error=self._notify_nodes)
+        self._driver = Driver(
+            coordinator, self._log_to_all, log_error=self._notify_nodes, shows_changes=is_debug(os.environ)
+        )
         self._journal = journal
         self._log_line = log
         self._log_to_launcher = log_to_launcher
@@ -139,7 +140,7 @@ class Job:
             raise RequestRefused(refusal, retry=True)
         program = job_program(coordinator.plan, coordinator.members)
         is_other = not report.epoch and key not in coordinator.members and differs(program, report.program)
-        if is_other and is_full(coordinator.job.policy, coordinator.rules, coordinator.plan, report.parts):
+        if is_other and coordinator.is_full(report.parts):
             raise RequestRefused(describe_other_program(self.name, program, report.program))
         if len(coordinator.members) >= MAX_NODES and key not in coordinator.members:
             raise RequestRefused(f"the job has {MAX_NODES} nodes, and a master takes no more", retry=True)
@@ -217,8 +218,8 @@ class Job:
 
     @property
     def activity_changes(self) -> int:
-        """As `Coordinator.activity_changes`."""
-        return self._coordinator.activity_changes
+        """How often what nodes do has changed."""
+        return self._coordinator.activities.changes
 
     @property
     def write_error(self) -> str:
@@ -326,17 +327,8 @@ class Job:
             self._log("the journal is written again")
         driver.written(now)
         self.history.follow(before, plan)
-        # Other changes of a plan are bookkeeping that no user needs to read.
-        without_rounds = not have_rounds(plan.parts)
-        is_new = (plan.key, plan.phase) != (before.key, before.phase)
-        if is_new or (without_rounds and plan.reasons != before.reasons):
-            if plan.phase is not PlanPhase.TRAINING:
-                phase = "waiting for nodes" if plan.phase is PlanPhase.GATHERING else plan.phase.value
-                self._log(f"{phase}: {plan.reason}")
-            elif without_rounds:
-                self._log(plan.reason)
-            else:
-                self._log(f"round {plan.key.number} with {counted(len(plan.members), 'node')}: {plan.reason}")
+        if news := driver.coordinator.job.engine.news(before, plan):
+            self._log(news)
         if driver.is_over and self._over_at is None:
             self._over_at = now
 

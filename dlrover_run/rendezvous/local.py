@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Hashable, Mapping
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ from dlrover_run.coordination.model import Assignment, NodePhase, NodeReport
 from dlrover_run.coordination.requests import OperatorRequest, RequestFailed, StackQuery
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.rendezvous.client import AskFailed, OnChange, StackSource
+from dlrover_run.words.log_level import is_debug
 from dlrover_run.words.reasons import render
 
 if TYPE_CHECKING:
@@ -111,7 +113,7 @@ class LocalClient:
         loop = asyncio.get_running_loop()
         now = loop.time()
         if self._driver is None:
-            self._driver = Driver(Coordinator(self._rules, now), self._lines.append)
+            self._driver = Driver(Coordinator(self._rules, now), self._lines.append, shows_changes=is_debug(os.environ))
         driver = self._driver
         for reported in self._with_peers(report, driver.coordinator):
             driver.arrive(reported, now)

@@ -280,14 +280,15 @@ def an_internal_error_beside_a_decision_ends_no_node(backend: Backend) -> None:
     train(backend, node)
     backend.allow_internal_errors()
     for number, (place, name) in enumerate(
-        [(coordinator.Coordinator, "receive"), (coordinator, "wait_status"), (coordinator, "build_assignment")], 2
+        [(coordinator.Coordinator, "receive"), (coordinator.Coordinator, "waiting"), (coordinator, "build_assignment")],
+        2,
     ):
         with patch.object(place, name, side_effect=ZeroDivisionError(f"planted in {name}")):
             node.report(phase=NodePhase.FAILED, failure=killed(node), progressed=True)
             backend.wait(3 * driver.ERROR_RETRY)
             assert node.rendezvous.problem is None
         train(backend, node, number=number)
-    for name in ("receive", "wait_status", "build_assignment"):
+    for name in ("receive", "waiting", "build_assignment"):
         # A master logs it, and each node prints it.
         authors = [line.split()[1] for line in backend.lines if f"planted in {name}" in line]
         assert len(authors) == len(set(authors)), authors

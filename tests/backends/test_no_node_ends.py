@@ -13,14 +13,13 @@ import pytest
 from master_node import FAST
 from virtual_loop import run_virtually
 
-from dlrover_run.coordination import decision, gathering
-from dlrover_run.coordination.decision import Unsettled
-from dlrover_run.coordination.membership import MemberState
-from dlrover_run.coordination.model import NodeReport, Plan
-from dlrover_run.coordination.policy import Policy
+from dlrover_run.coordination import decide, decision, rounds
+from dlrover_run.coordination.decision import Decision, Unsettled
+from dlrover_run.coordination.model import Plan
 from dlrover_run.coordination.requests import StackQuery
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.coordination.stacks import NodeStacks
+from dlrover_run.features import registry
 from dlrover_run.master import journal
 from dlrover_run.master.journal import Journal, JournalReplaced
 from dlrover_run.rendezvous.client import AskFailed, AssignmentTracker
@@ -55,15 +54,12 @@ def test_stacks_that_cannot_be_read_are_no_answer(error: Exception) -> None:
     assert lines[0].startswith("warning: the stacks of the workers of this node cannot be sent: ")
 
 
-def test_policies_that_do_not_settle_raise_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    rules = JobRules()
-    policy = Policy(rules)
-    monkeypatch.setattr(gathering, "MAX_STEPS", 10)
-    monkeypatch.setattr(gathering, "_form", lambda policy, plan, members, now: plan)
-    report = NodeReport(node_id="a", incarnation="1", host="a", address="a", port=1, workers=1)
-    members = {report.key: MemberState(report, 0.0, 0.0)}
+def test_features_that_do_not_settle_raise_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = registry.job_of(JobRules())
+    monkeypatch.setattr(decide, "MAX_STEPS", 10)
+    monkeypatch.setattr(rounds, "gather", lambda rules, gate, plan, members, now: Decision(plan, again=True))
     with pytest.raises(Unsettled):
-        gathering.gather(policy, Plan(), members, 0.0)
+        decide.decide(job, Plan(), {}, 0.0)
     assert decision.MAX_STEPS > 1000
 
 

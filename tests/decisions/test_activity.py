@@ -155,7 +155,7 @@ class TestTheCoordinator:
         job = duo()
         for what in (activity(1), activity(1), activity(2)):
             send(job, "a", what)
-        assert job.coordinator.activity_changes == 2
+        assert job.coordinator.activities.changes == 2
 
     def test_shows_the_slowest_task_and_the_last_step_of_any(self) -> None:
         job = duo()
@@ -196,7 +196,7 @@ class TestTheCoordinator:
         send(job, "c", activity(1))
         job.lose("c")
         job.wait(10)
-        assert not job.coordinator._activities
+        assert not job.coordinator.activities.by_node
 
 
 class TestText:

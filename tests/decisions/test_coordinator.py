@@ -10,17 +10,9 @@ from virtual_job import KILLED, VirtualJob, play, rules
 
 from dlrover_run.coordination.assignment import _NOT_SENT_APART, affects_nodes
 from dlrover_run.coordination.coordinator import OWN_EPOCHS, RETURN_GRACE, Coordinator
-from dlrover_run.coordination.model import (
-    Member,
-    NodeKey,
-    NodePhase,
-    NodeReport,
-    Plan,
-    PlanPhase,
-    RoundKey,
-    rank_assignments,
-)
+from dlrover_run.coordination.model import Member, NodeKey, NodePhase, NodeReport, Plan, PlanPhase, RoundKey
 from dlrover_run.coordination.recovery import recover_plan
+from dlrover_run.coordination.round_ranks import rank_assignments
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.features.node_check.decision.model import HealthState
 from dlrover_run.features.node_check.decision.round import CHECK_MARGIN

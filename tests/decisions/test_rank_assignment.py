@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from virtual_job import VirtualJob, rules
 
 from dlrover_run.coordination.membership import MemberState
-from dlrover_run.coordination.model import Member, NodeReport, Plan, PlanPhase, RoundKey, rank_assignments
+from dlrover_run.coordination.model import Member, NodeReport, Plan, PlanPhase, RoundKey
 from dlrover_run.coordination.ranks import assign_ranks, natural_order
+from dlrover_run.coordination.round_ranks import rank_assignments
 
 
 def node(

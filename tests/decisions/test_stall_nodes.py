@@ -11,18 +11,9 @@ from policy_parts import running_report
 
 from dlrover_run.coordination.decide import decide
 from dlrover_run.coordination.membership import MemberState
-from dlrover_run.coordination.model import (
-    Assignment,
-    Member,
-    NodeKey,
-    NodePhase,
-    NodeReport,
-    Plan,
-    PlanPhase,
-    RoundKey,
-    rank_assignments,
-)
+from dlrover_run.coordination.model import Assignment, Member, NodeKey, NodePhase, NodeReport, Plan, PlanPhase, RoundKey
 from dlrover_run.coordination.observer import Observation
+from dlrover_run.coordination.round_ranks import rank_assignments
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.coordination.validation import validate_report
 from dlrover_run.features.hangs.node.stall_response import RoundStalls
@@ -36,8 +27,8 @@ from dlrover_run.features.hangs.stalls.model import (
     StallQuestion,
     StallState,
 )
-from dlrover_run.features.hangs.stalls.policy import StallObserver
-from dlrover_run.features.hangs.stalls.policy import find as find_state
+from dlrover_run.features.hangs.stalls.observer import StallObserver
+from dlrover_run.features.hangs.stalls.observer import find as find_state
 from dlrover_run.features.hangs.stalls.rules import StallRules
 from dlrover_run.features.observe.records import Evidence, Traffic
 from dlrover_run.features.observe.tick import Tick

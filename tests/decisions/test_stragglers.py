@@ -15,17 +15,9 @@ from policy_parts import running_report
 from dlrover_run.coordination.assignment import build_assignment, node_views
 from dlrover_run.coordination.decide import decide
 from dlrover_run.coordination.membership import MemberState
-from dlrover_run.coordination.model import (
-    Assignment,
-    Member,
-    NodeKey,
-    NodeReport,
-    Plan,
-    PlanPhase,
-    RoundKey,
-    rank_assignments,
-)
+from dlrover_run.coordination.model import Assignment, Member, NodeKey, NodeReport, Plan, PlanPhase, RoundKey
 from dlrover_run.coordination.observer import Observation
+from dlrover_run.coordination.round_ranks import rank_assignments
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.coordination.status import JobView, StragglerStatus, job_status
 from dlrover_run.coordination.validation import validate_report
@@ -46,7 +38,7 @@ from dlrover_run.features.hangs.stragglers.model import (
     StragglerNodeReport,
     StragglerState,
 )
-from dlrover_run.features.hangs.stragglers.policy import StragglerObserver, find
+from dlrover_run.features.hangs.stragglers.observer import StragglerObserver, find
 from dlrover_run.features.hangs.stragglers.rules import StragglerRules
 from dlrover_run.features.hangs.stragglers.shares import (
     KEPT_WINDOWS,

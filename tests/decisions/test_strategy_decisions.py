@@ -12,9 +12,10 @@ from policy_parts import cluster_of
 
 from dlrover_run.coordination.membership import Members, MemberState
 from dlrover_run.coordination.model import NodeReport, Plan, PlanPhase
-from dlrover_run.coordination.requests import RequestFailed
+from dlrover_run.coordination.requests import Action, OperatorRequest, RequestFailed
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.words.reasons import render
+from tf_ps_runner.cluster.engine import ClusterEngine
 from tf_ps_runner.cluster.model import (
     MAX_TASKS,
     Capacity,
@@ -29,13 +30,12 @@ from tf_ps_runner.cluster.model import (
     TaskStage,
     TaskStatus,
 )
-from tf_ps_runner.cluster.policy import ParameterServerPolicy
 from tf_ps_runner.cluster.reports import NodeTasks
 from tf_ps_runner.cluster.rules import ClusterRules
 from tf_ps_runner.cluster.text import bounded
 
 RULES = JobRules(parts=(ClusterRules(min_ps=1, max_ps=4, min_workers=1, max_workers=1),))
-POLICY = ParameterServerPolicy(RULES)
+ENGINE = ClusterEngine(RULES)
 
 
 class Node:
@@ -69,14 +69,13 @@ def members(plan: Plan, nodes: Sequence[Node]) -> Members:
 
 def decide(plan: Plan, *nodes: Node) -> Plan:
     """One decision."""
-    return POLICY.decide(plan, members(plan, nodes), 1.0).plan
+    return ENGINE.decide(plan, members(plan, nodes), 1.0).plan
 
 
 def scaled(plan: Plan, *nodes: Node, **wanted: int) -> Plan:
     """The plan after a request for other numbers of tasks. Raises RequestFailed."""
-    accepted = POLICY.scale(plan, members(plan, nodes), ScaleRequest(**wanted), "ann", 1.0)
-    assert accepted is not None
-    return accepted.plan
+    request = OperatorRequest(Action.SCALE, by="ann", part=ScaleRequest(**wanted))
+    return ENGINE.request(RULES, plan, members(plan, nodes), request, 1.0).plan
 
 
 def settle(plan: Plan, *nodes: Node) -> Plan:

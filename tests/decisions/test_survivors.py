@@ -24,7 +24,7 @@ from dlrover_run.features.survivors.model import (
     uuid_of,
 )
 from dlrover_run.features.survivors.node import Step, WorkerRecord, ended_before_its_group, next_step, node_part
-from dlrover_run.features.survivors.policy import SurvivorsObserver, choose_store
+from dlrover_run.features.survivors.observer import SurvivorsObserver, choose_store
 from dlrover_run.features.survivors.rules import SurvivorsRules
 from dlrover_run.features.survivors.text import SurvivorsCode
 from dlrover_run.words.reasons import codes, render

@@ -13,6 +13,7 @@ from dlrover_run.coordination.model import NodePhase, NodeReport, Plan
 from dlrover_run.coordination.requests import Action, OperatorRequest
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.words.reasons import render
+from tf_ps_runner.cluster.engine import ClusterEngine
 from tf_ps_runner.cluster.model import (
     Capacity,
     Cluster,
@@ -28,7 +29,6 @@ from tf_ps_runner.cluster.model import (
     TaskStatus,
 )
 from tf_ps_runner.cluster.orders import NodeOrder
-from tf_ps_runner.cluster.policy import ParameterServerPolicy
 from tf_ps_runner.cluster.reports import NodeTasks
 from tf_ps_runner.cluster.rules import ClusterRules
 
@@ -90,7 +90,7 @@ class VirtualCluster:
         return order
 
     def order_if_any(self, name: str) -> NodeOrder | None:
-        return ParameterServerPolicy(self.rules).tasks(self.plan, {}).get(self.statuses[name].key)
+        return ClusterEngine(self.rules).orders(self.plan, {}).get(self.statuses[name].key)
 
     def come(self, name: str, chief: int = 1, workers: int = 2, ps: int = 2, evaluator: int = 0, **others: int) -> None:
         """A node joins, with slots for these roles and for `others` by name."""

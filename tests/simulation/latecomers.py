@@ -45,7 +45,7 @@ def demand_free_name(timeline: Timeline, rules: JobRules, laws: Laws, disk: Disk
         spec = job_spec(f"late{number}", f"10.2.0.{number}", 1, "default", None, rules)
         nodes.append(WrittenNode(place, spec, f"late{number}", f"l{number}", None))
         # A node of the kind of the job, which a coordinator of another kind refuses.
-        nodes[-1].part = None if rules.has_rounds else NodeTasks()
+        nodes[-1].part = NodeTasks() if rules.engine else None
         nodes[-1].report(phase=NodePhase.WAITING)
 
     def kill() -> None:

@@ -19,22 +19,15 @@ from virtual_loop import run_virtually
 
 from dlrover_run.coordination.decision import update_plan
 from dlrover_run.coordination.membership import MemberState
-from dlrover_run.coordination.model import (
-    Assignment,
-    Member,
-    NodeReport,
-    Plan,
-    PlanPhase,
-    RoundKey,
-    rank_assignments,
-)
+from dlrover_run.coordination.model import Assignment, Member, NodeReport, Plan, PlanPhase, RoundKey
+from dlrover_run.coordination.round_ranks import rank_assignments
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.features.hangs.node.stall_report import StallReport
 from dlrover_run.features.hangs.node.stall_response import RoundStalls
 from dlrover_run.features.hangs.node.stall_watch import StallWatch
 from dlrover_run.features.hangs.search.round_detectors import RoundDetectors
 from dlrover_run.features.hangs.stacks.stacks import Frame, Stack, Thread
-from dlrover_run.features.hangs.stalls.policy import StallObserver
+from dlrover_run.features.hangs.stalls.observer import StallObserver
 from dlrover_run.features.hangs.stalls.rules import StallRules
 from dlrover_run.features.observe.processes import ProcessFigures, WorkerFigures
 from dlrover_run.features.observe.records import Evidence, Traffic

@@ -20,7 +20,7 @@ from simulation.parameter_servers.program import ServersProgram
 from simulation.scenario import simulate
 from simulation.seeds import LONG_CHUNK, PLACES, Defect, Variant, cases, demand_found, patched, run_seeds
 from simulation.timeline import Broken
-from tf_ps_runner.cluster import failures, placement, policy, reshape, scaling, versions, view
+from tf_ps_runner.cluster import engine, failures, placement, reshape, scaling, versions, view
 from tf_ps_runner.cluster.model import Cluster, PlannedTask, Role, TaskKey
 from tf_ps_runner.cluster.orders import NodeOrder
 from tf_ps_runner.cluster.rules import ClusterRules
@@ -66,15 +66,15 @@ def requests_without_bound() -> Iterator[None]:
 
 
 def steps_without(name: str) -> Variant:
-    """Return a variant of the policy without one of its steps."""
-    assert name in {step.__name__ for step in policy.STEPS}
-    return patched((policy, "STEPS"), by=tuple(step for step in policy.STEPS if step.__name__ != name))
+    """Return a variant of the engine without one of its steps."""
+    assert name in {step.__name__ for step in engine.STEPS}
+    return patched((engine, "STEPS"), by=tuple(step for step in engine.STEPS if step.__name__ != name))
 
 
-def with_step(step: policy.Step, by: policy.Step) -> Variant:
-    """Return a variant of the policy with one step replaced."""
-    assert step in policy.STEPS
-    return patched((policy, "STEPS"), by=tuple(by if one is step else one for one in policy.STEPS))
+def with_step(step: engine.Step, by: engine.Step) -> Variant:
+    """Return a variant of the engine with one step replaced."""
+    assert step in engine.STEPS
+    return patched((engine, "STEPS"), by=tuple(by if one is step else one for one in engine.STEPS))
 
 
 def open_gate_early(seen: ClusterView, plan: Any, cluster: Cluster) -> Any:
@@ -119,7 +119,7 @@ def let_all_in(cluster: Cluster) -> NodeOrder:
 
 
 real_new_task = placement.new_task
-real_order = policy._common_order
+real_order = engine._common_order
 real_consume_restarts = failures.consume_restarts
 
 DEFECTS = {
@@ -143,7 +143,7 @@ DEFECTS = {
     "the chief saves while workers train": Defect(
         patched((reshape, "workers_left"), by=lambda *given: False), master=11, etcd=20
     ),
-    "workers always pass the gate": Defect(patched((policy, "_common_order"), by=let_all_in), master=4, etcd=0),
+    "workers always pass the gate": Defect(patched((engine, "_common_order"), by=let_all_in), master=4, etcd=0),
     "a task that was started counts as ready": Defect(
         patched((ClusterView, "is_ready"), by=report_ready_early), master=0, etcd=0
     ),
@@ -163,7 +163,7 @@ DEFECTS = {
     "the coordinator never wakes up": Defect(patched((Coordinator, "wake_at"), by=lambda self: None), master=0),
     "lost nodes are forgotten": Defect(patched((Coordinator, "disconnect"), by=lambda self, key, now: None), master=5),
     "a member that hosts no task any more is forgotten": Defect(
-        patched((policy, "_with_members"), by=lambda seen, plan, cluster: plan), master=6, etcd=46
+        patched((engine, "_with_members"), by=lambda seen, plan, cluster: plan), master=6, etcd=46
     ),
 }
 

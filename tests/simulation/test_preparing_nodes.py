@@ -59,16 +59,16 @@ def test_every_law_holds_for_thousands_of_seeds(name: str, place: str, first: in
     run_seeds(partial(run, place=place, program=PROGRAMS[name]), first, CHUNK)
 
 
-def all_that_are_eligible(policy: Any, plan: Any, members: Any) -> Any:
-    return policy.admitted(plan, gathering.eligible(policy, plan, members))
+def all_that_are_eligible(gate: Any, plan: Any, members: Any) -> Any:
+    return gate.joins(plan, gathering.eligible(gate, plan, members))
 
 
-def without_any_that_prepared(policy: Any, plan: Any, members: Any) -> Any:
-    return [state for state in real_ready(policy, plan, members) if state.prepared_at is None]
+def without_any_that_prepared(gate: Any, plan: Any, members: Any) -> Any:
+    return [state for state in real_ready(gate, plan, members) if state.prepared_at is None]
 
 
-def without_those_that_prepare(policy: Any, plan: Any, members: Any) -> Any:
-    return [state for state in real_eligible(policy, plan, members) if not state.report.preparing]
+def without_those_that_prepare(gate: Any, plan: Any, members: Any) -> Any:
+    return [state for state in real_eligible(gate, plan, members) if not state.report.preparing]
 
 
 def prestart_silently(self: Starter, parent: Any, on_ready: Any = None) -> None:

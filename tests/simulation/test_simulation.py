@@ -29,8 +29,8 @@ from dlrover_run.coordination.ranks import assign_ranks
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.features.node_check.decision import steps as health_steps
 from dlrover_run.features.node_check.decision.diagnosis import Diagnosis, Finding
+from dlrover_run.features.node_check.decision.gate import HealthGate
 from dlrover_run.features.node_check.decision.model import HealthCheck, HealthStatus
-from dlrover_run.features.node_check.decision.policy import HealthPolicy
 from dlrover_run.master.jobs import Jobs
 from dlrover_run.master.journal import JournalContents
 from dlrover_run.rendezvous.client import AssignmentTracker
@@ -103,8 +103,8 @@ def test_a_seed_replays_exactly_in_another_process() -> None:
     assert [line for line in replayed.stdout.splitlines() if " seeds in " not in line] == lines
 
 
-def charge_without_ending(policy: Any, plan: Plan, present: Any, cause: Any, now: float) -> Decision:
-    return Decision(running.consume_restart(policy.rules, plan, cause.report.failure, True, now))
+def charge_without_ending(rules: Any, gate: Any, plan: Plan, present: Any, cause: Any, now: float) -> Decision:
+    return Decision(running.consume_restart(rules, plan, cause.report.failure, True, now))
 
 
 def take_without_another_port(self: Any, wanted: Assignment) -> None:
@@ -216,7 +216,7 @@ DEFECTS = {
         patched(
             (gathering, "eligible"),
             (planned_changes, "eligible"),
-            by=lambda policy, plan, members: policy.eligible(plan, members),
+            by=lambda gate, plan, members: gate.healthy(plan, members),
         ),
         etcd=36,
     ),
@@ -227,7 +227,6 @@ DEFECTS = {
     "a round may use a port that another one used": Defect(
         patched(
             (gathering, "offers_a_fresh_port"),
-            (planned_changes, "offers_a_fresh_port"),
             by=lambda rules, plan, leader: True,
         ),
         master=76,
@@ -268,7 +267,7 @@ DEFECTS = {
     "one success is enough": Defect(patched((running, "all"), by=any), master=1),
     "no decision is made at a deadline": Defect(patched((Coordinator, "wake_at"), by=lambda self: None), master=1),
     "the loss of a node changes nothing": Defect(
-        patched((running, "_regroup_without"), by=lambda policy, plan, gone, now: Decision(plan)),
+        patched((running, "_regroup_without"), by=lambda gate, plan, gone, now: Decision(plan)),
         master=0,
     ),
     "a broken connection goes unnoticed": Defect(
@@ -287,7 +286,7 @@ DEFECTS = {
     "two processes may have one id": Defect(patched((Coordinator, "refusal"), by=lambda self, key: None), master=48),
     "newcomers take part unchecked": Defect(
         patched(
-            (HealthPolicy, "admitted"),
+            (HealthGate, "joins"),
             by=lambda self, plan, living: [p for p in living if check_report(p.report).compute_result is not None],
         ),
         master=799,

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from dlrover_run.coordination.model import RoundKey
-from dlrover_run.features.survivors import node, policy
+from dlrover_run.features.survivors import node, observer
 from dlrover_run.features.survivors.model import SurvivorsReport
 from dlrover_run.features.survivors.node import Due, Step, WorkerRecord
 from simulation.program import Outcome
@@ -89,8 +89,10 @@ def survive_any_store(worker: WorkerRecord, part: Any) -> bool:
 
 
 DEFECTS: dict[str, Defect] = {
-    "a uuid is used again": Defect(patched((policy, "uuid_of"), by=lambda key: 7), master=0),
-    "a group is formed of some workers of the round": Defect(patched((policy, "offers"), by=offers_of_some), master=0),
+    "a uuid is used again": Defect(patched((observer, "uuid_of"), by=lambda key: 7), master=0),
+    "a group is formed of some workers of the round": Defect(
+        patched((observer, "offers"), by=offers_of_some), master=0
+    ),
     "a handle is reported for two rounds": Defect(patched((nodes, "node_part"), by=part_with_old_handles), master=2),
     "a worker that does not answer is waited for": Defect(
         patched((node, "_within"), by=lambda since, timeout, now, otherwise: Due(Step.WAIT)), master=0
@@ -99,7 +101,7 @@ DEFECTS: dict[str, Defect] = {
     "every worker restarts": Defect(patched((node, "can_survive"), by=lambda worker, part: False), master=0),
     "a worker survives its store": Defect(patched((node, "can_survive"), by=survive_any_store), master=17),
     "the others wait for a worker that cannot": Defect(
-        patched((policy, "reasons_against"), by=lambda plan, state, members: ()), master=13
+        patched((observer, "reasons_against"), by=lambda plan, state, members: ()), master=13
     ),
 }
 

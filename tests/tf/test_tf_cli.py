@@ -24,8 +24,8 @@ from dlrover_run.features.autoscale.rules import STRONG, WEAK, AutoscaleRules
 from dlrover_run.spec import SpecError, Std
 from tf_ps_runner.cli import has_tensorflow, parse, require_tensorflow
 from tf_ps_runner.cluster import rules
+from tf_ps_runner.cluster.engine import ClusterEngine
 from tf_ps_runner.cluster.model import Capacity, Role
-from tf_ps_runner.cluster.policy import ParameterServerPolicy
 from tf_ps_runner.cluster.rules import ClusterRules
 from tf_ps_runner.command_line import options
 from tf_ps_runner.command_line.options import TF_PS_RUN
@@ -83,8 +83,8 @@ def test_a_machine_without_a_role_hosts_the_maximum_of_each_role() -> None:
 def test_a_job_with_a_range_may_choose_within_it(flag: str, scaling: int, size: str) -> None:
     rules = job_of(f"{flag} {size} --rdzv-conf=autoscale_block=2 train.py").job.rules
     assert (AutoscaleRules.get(rules.parts).scaling, AutoscaleRules.get(rules.parts).block) == (scaling, 2.0)
-    assert not rules.has_rounds
-    assert registry.job_of(rules).policy.__class__ is ParameterServerPolicy
+    assert rules.engine == "parameter_servers"
+    assert registry.job_of(rules).engine.__class__ is ClusterEngine
 
 
 def test_a_job_of_one_size_has_nothing_to_choose() -> None:

@@ -1,1 +1,1 @@
-"""A policy for tests: the nodes of a round warm up together before it. It uses ten methods of the policy interface."""
+"""A gate for tests: the nodes of a round warm up together before it."""

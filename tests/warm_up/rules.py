@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import msgspec
 
+from dlrover_run.coordination.model import Member
 from dlrover_run.coordination.parts import (
     AssignmentPart,
+    Kind,
     PlanPart,
     ReportPart,
     RulesPart,
@@ -17,6 +21,8 @@ class WarmUpRules(msgspec.Struct, RulesPart, frozen=True, forbid_unknown_fields=
     """A warm-up takes that many seconds, 0 for none."""
 
     seconds: float = 0.0
+
+    kind: ClassVar[Kind] = "gate"
 
     @property
     def applies(self) -> bool:
@@ -31,6 +37,19 @@ class WarmUpState(msgspec.Struct, PlanPart, frozen=True, forbid_unknown_fields=T
     since: float = 0.0
     warming: tuple[tuple[str, str], ...] = ()
     warm: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def has_held(self) -> bool:
+        """Whether there was a warm-up before."""
+        return self.count > 0
+
+    def expected(self) -> list[Member]:
+        """Return the nodes that warm up."""
+        return [Member(*key, "", 0) for key in self.warming]
+
+    def at_end(self) -> WarmUpState:
+        """Return the state without a warm-up."""
+        return msgspec.structs.replace(self, warming=())
 
 
 class WarmUpReport(msgspec.Struct, ReportPart, frozen=True, forbid_unknown_fields=True, tag="warm_up"):

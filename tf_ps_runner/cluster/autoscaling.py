@@ -17,7 +17,7 @@ from dlrover_run.features.autoscale.model import (
     RoundClock,
     Sizes,
 )
-from dlrover_run.features.autoscale.policy import BLOCKS_PER_REPORT, REPORTS_PER_BLOCK
+from dlrover_run.features.autoscale.observer import BLOCKS_PER_REPORT, REPORTS_PER_BLOCK
 from dlrover_run.features.autoscale.rules import AutoscaleRules
 from dlrover_run.words.reasons import Reasons
 from tf_ps_runner.cluster import text

@@ -173,7 +173,6 @@ class ScaleRequest(msgspec.Struct, RequestPart, frozen=True, forbid_unknown_fiel
     workers: Count | None = None
     auto: Annotated[tuple[Role, ...], Meta(max_length=len(Role))] = ()
 
-    has_rounds: ClassVar[bool] = False
     program: ClassVar[str] = TF_PROGRAM
 
     def of(self, role: Role) -> int | None:
@@ -335,8 +334,6 @@ class Cluster(msgspec.Struct, PlanPart, frozen=True, kw_only=True, forbid_unknow
     server_bounds: ServerBounds | None = None
     proven_servers: Count = 0
     paused: bool = False
-
-    has_rounds: ClassVar[bool] = False
 
     @property
     def size_choice(self) -> SizeChoice | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
@@ -63,8 +63,6 @@ class NodeOrder(msgspec.Struct, AssignmentPart, frozen=True, kw_only=True, forbi
     queue_key: QueueKey = ""
     report_interval: Time = 0.0
     keep: bool = False
-
-    has_rounds: ClassVar[bool] = False
 
     @property
     def has_tasks(self) -> bool:

@@ -67,7 +67,6 @@ class NodeTasks(msgspec.Struct, ReportPart, frozen=True, kw_only=True, forbid_un
     pace: Pace | None = None
     load: ServerLoad | None = None
 
-    has_rounds: ClassVar[bool] = False
     program: ClassVar[str] = TF_PROGRAM
 
     def problem(self, report: NodeReport, plan: Plan) -> str | None:

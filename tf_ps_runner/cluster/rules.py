@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import msgspec
 
-from dlrover_run.coordination.parts import RulesPart
+from dlrover_run.coordination.parts import Kind, RulesPart
 from dlrover_run.coordination.rules import NOT_FINITE, all_finite
 from dlrover_run.words.text import counted, join_words
 from tf_ps_runner.cluster.model import MAX_TASKS, NAME, TF_PROGRAM, Cluster, Role, ScaleRequest
@@ -55,7 +55,7 @@ class ClusterRules(msgspec.Struct, RulesPart, frozen=True, forbid_unknown_fields
     ready_timeout: float = READY_TIMEOUT
     end_grace: float = END_GRACE
 
-    has_rounds: ClassVar[bool] = False
+    kind: ClassVar[Kind] = "engine"
     program: ClassVar[str] = TF_PROGRAM
     per_node: ClassVar[frozenset[str]] = frozenset({"evaluator"})
     flags: ClassVar[Mapping[str, str]] = {

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import msgspec
 
+from dlrover_run.coordination.engine import Accepted
 from dlrover_run.coordination.model import Plan, PlanPhase
-from dlrover_run.coordination.policy import Accepted
 from dlrover_run.coordination.requests import RequestFailed
 from dlrover_run.words.reasons import Reason, Reasons, chain, render
 from tf_ps_runner.cluster import text

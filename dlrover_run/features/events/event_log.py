@@ -74,7 +74,6 @@ def _kept_path(job: JobSpec) -> Path | None:
 
 def log_opened(job: JobSpec, program: str = PROGRAM) -> LogOpened:
     """The first line of the log of this agent."""
-    has_rounds = job.rules.has_rounds
     now = time.monotonic()
     # The launcher had read the command line before it forked this process.
     began = tree.start_of(os.getppid())
@@ -86,12 +85,12 @@ def log_opened(job: JobSpec, program: str = PROGRAM) -> LogOpened:
         host=display_name(job),
         node_id=job.node_id or str(os.getpid()),
         pid=os.getpid(),
-        workers=job.workers_per_node if has_rounds else 0,
+        workers=0 if job.rules.engine else job.workers_per_node,
         began=round(now if began is None else began, 6),
         program=program,
         launcher=launcher_pid(job),
         script=os.path.basename(job.entrypoint.target)[:MAX_SCRIPT],
-        stages=() if has_rounds else TASK_STAGES,
+        stages=TASK_STAGES if job.rules.engine else (),
     )
 
 

@@ -7,6 +7,7 @@ agent that was replaced during a stall writes nothing.
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
@@ -44,6 +45,7 @@ from dlrover_run.store.operations import (
     Watch,
 )
 from dlrover_run.transport.messages import InvalidMessage, decode_rules, encode_rules
+from dlrover_run.words.log_level import is_debug
 from dlrover_run.words.reasons import render
 
 
@@ -179,7 +181,13 @@ class StoreLeader:
         if driver is None:
             self._stalls = StallDetector(now)
             coordinator = self._take_over(outcome.found.get(self.keys.plan), now)
-            driver = self._driver = Driver(coordinator, self.log, kept_together=True, begin=self._begin)
+            driver = self._driver = Driver(
+                coordinator,
+                self.log,
+                kept_together=True,
+                begin=self._begin,
+                shows_changes=is_debug(os.environ),
+            )
         # After a time away the leases of other nodes may have expired; they take new ones.
         self._compensate_stall(driver, now, was_away)
         nodes = (current for key, current in outcome.found.items() if key.startswith(self.keys.nodes))

@@ -32,7 +32,7 @@ from dlrover_run.coordination.assignment import EMPTY_VIEW, common_assignment, w
 from dlrover_run.coordination.coordinator import Coordinator
 from dlrover_run.coordination.model import OVER, Assignment, NodeKey, NodeView, Plan, Waiting
 from dlrover_run.coordination.parts import AssignmentPart, combine, join, split
-from dlrover_run.coordination.programs import is_full, job_program
+from dlrover_run.coordination.programs import job_program
 from dlrover_run.features.registry import decode_part
 from dlrover_run.transport.messages import InvalidMessage, RuleValues, encode_rules
 
@@ -183,7 +183,7 @@ def messages_by_bucket(
 
     rules = encode_rules(coordinator.rules)
     program = job_program(plan, coordinator.members)
-    full = is_full(coordinator.job.policy, coordinator.rules, plan)
+    full = coordinator.is_full()
     common = msgspec.structs.replace(common_assignment(plan), parts=shared)
     return {
         bucket: BucketMessage(

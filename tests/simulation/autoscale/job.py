@@ -12,7 +12,7 @@ import msgspec
 
 from dlrover_run.features.autoscale.decide import decide, find_record
 from dlrover_run.features.autoscale.model import AutoscaleState, Condition, Failure, JobView, Progress, Sizes
-from dlrover_run.features.autoscale.policy import BLOCKS_PER_REPORT
+from dlrover_run.features.autoscale.observer import BLOCKS_PER_REPORT
 from dlrover_run.features.autoscale.rules import STRONG, WEAK, AutoscaleRules
 from simulation.autoscale.published import INTERVAL, Controller, log_line
 from simulation.autoscale.worlds import HOUR, World

@@ -19,9 +19,9 @@ from dlrover_run.coordination.model import (
     PlanPhase,
     RankAssignment,
     RoundKey,
-    rank_assignments,
 )
 from dlrover_run.coordination.requests import Action, OperatorRequest
+from dlrover_run.coordination.round_ranks import rank_assignments
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.coordination.status import JobStatus
 from dlrover_run.features.node_check.decision.diagnosis import ENOUGH_WITNESSES, MIN_WITNESSES

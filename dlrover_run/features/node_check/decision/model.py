@@ -8,13 +8,14 @@ units: TFLOP/s (1e12 operations) and GB/s (1e9 bytes).
 from __future__ import annotations
 
 import enum
+from collections.abc import Container
 from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
 from dlrover_run.coordination.bounds import Count, Name, NodeId, Port, Total
-from dlrover_run.coordination.model import NodeReport, Plan
+from dlrover_run.coordination.model import Member, NodeKey, NodeReport, Plan
 from dlrover_run.coordination.parts import AssignmentPart, PlanPart, ReportPart, WaitingPart
 from dlrover_run.coordination.validation import MAX_ROUND, UNKNOWN_EPOCH, is_known_epoch
 from dlrover_run.words.reasons import BoundedReasons
@@ -244,6 +245,23 @@ class HealthState(msgspec.Struct, PlanPart, frozen=True, kw_only=True, forbid_un
     check_count: int = 0
     health: tuple[NodeHealth, ...] = ()
     links: tuple[LinkRow, ...] = ()
+
+    @property
+    def has_held(self) -> bool:
+        return self.check_count > 0
+
+    def expected(self) -> list[Member]:
+        """The nodes of a check that runs, and those that have passed one. Dismissed nodes are not waited for."""
+        checked = self.check.nodes if self.check is not None else ()
+        nodes = [Member(node.node_id, node.incarnation, node.host, node.workers) for node in checked]
+        passed = (one for one in self.health if not one.dismissed)
+        return [*nodes, *(Member(one.node_id, one.incarnation, one.host, 0) for one in passed)]
+
+    def has_removed(self, nodes: Container[NodeKey]) -> bool:
+        return any(one.dismissed and NodeKey(one.node_id, one.incarnation) in nodes for one in self.health)
+
+    def at_end(self) -> HealthState:
+        return self if self.check is None else msgspec.structs.replace(self, check=None)
 
 
 class HealthReport(

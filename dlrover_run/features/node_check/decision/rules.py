@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import msgspec
 
-from dlrover_run.coordination.parts import RulesPart
+from dlrover_run.coordination.parts import Kind, RulesPart
 from dlrover_run.coordination.rules import NOT_FINITE, all_finite
 from dlrover_run.features.node_check.decision.model import (
     HealthAssignment,
@@ -38,6 +38,7 @@ class HealthRules(msgspec.Struct, RulesPart, frozen=True, forbid_unknown_fields=
     exclude_stragglers: int = 0
     measure_links: int = 0
 
+    kind: ClassVar[Kind] = "gate"
     flags: ClassVar[Mapping[str, str]] = {
         "check": "--network-check",
         "straggler_threshold": "--straggler-threshold",

@@ -12,7 +12,8 @@ from typing import Any
 
 import msgspec
 
-from dlrover_run.coordination.decision import Deadline, DeadlineReason, Decision, deadline_if, update_plan
+from dlrover_run.coordination.decision import Deadline, DeadlineReason, deadline_if, update_plan
+from dlrover_run.coordination.gate import Step
 from dlrover_run.coordination.membership import Members, MemberState
 from dlrover_run.coordination.model import Plan
 from dlrover_run.features.node_check.decision import text
@@ -67,15 +68,20 @@ def eligible_nodes(plan: Plan, members: Members) -> list[MemberState]:
     return [p for p in alive if p.report.key not in dismissed]
 
 
-def mark_unchecked(plan: Plan, members: Members, now: float) -> Decision:
+def note_nodes(plan: Plan, members: Members, now: float) -> Step:
+    """The plan without what is known of nodes that are gone, and with what is known at once of nodes that came."""
+    return mark_unchecked(prune(plan, members, now), members, now)
+
+
+def mark_unchecked(plan: Plan, members: Members, now: float) -> Step:
     """The plan in which nodes that take no part in checks are marked as such, so that no check waits for them."""
     known = {key_of(node_health) for node_health in state_of(plan).health}
     new = [p.report for p in members.values() if p.is_available and without_check(p) and p.report.key not in known]
     if not new:
-        return Decision(plan)
+        return Step(plan)
     unchecked = (health_of(report, HealthStatus.UNCHECKED, reason=WITHOUT_CHECK) for report in new)
     lines = tuple(f"warning: {report.host} was not checked: {WITHOUT_CHECK}" for report in new)
-    return Decision(update(plan, now, health=(*state_of(plan).health, *unchecked)), (), lines)
+    return Step(update(plan, now, health=(*state_of(plan).health, *unchecked)), (), lines)
 
 
 def prune(plan: Plan, members: Members, now: float) -> Plan:
@@ -127,13 +133,13 @@ def begin(
     return update(plan, now, key=key, check=check, check_count=check.key.number, reasons=text.checking(check))
 
 
-def step(rules: HealthRules, plan: Plan, members: Members, now: float) -> Decision:
+def step(rules: HealthRules, plan: Plan, members: Members, now: float) -> Step:
     """Continue the plan's check as far as the results that were reported allow; at its end the plan has no check."""
     lines: tuple[str, ...] = ()
     while (check := state_of(plan).check) is not None:
         deadline = check.since + rules.check_timeout + CHECK_MARGIN
         if awaited(check, members, now) and now < deadline:
-            return Decision(plan, (Deadline(deadline, DeadlineReason.POLICY),), lines)
+            return Step(plan, (Deadline(deadline, DeadlineReason.FEATURE),), lines)
         check = add_facts(rules, check, members, now)
         diagnosis = diagnose(check, rules.straggler_threshold)
         # Without a node there is nothing to report: all were requested to stop.
@@ -145,10 +151,10 @@ def step(rules: HealthRules, plan: Plan, members: Members, now: float) -> Decisi
             lines += last if is_reported else ()
         else:
             plan = _continue(plan, msgspec.structs.replace(check, flagged=diagnosis.flagged), tasks, now)
-    return Decision(plan, (), lines)
+    return Step(plan, (), lines)
 
 
-def check_during_training(rules: HealthRules, plan: Plan, members: Members, now: float) -> Decision:
+def check_during_training(rules: HealthRules, plan: Plan, members: Members, now: float) -> Step:
     """Check newcomers while others train: by their first measurement, and again where that is in doubt."""
     lines: tuple[str, ...] = ()
     deadlines: tuple[Deadline, ...] = ()
@@ -159,7 +165,7 @@ def check_during_training(rules: HealthRules, plan: Plan, members: Members, now:
         new = [p for p in eligible_nodes(plan, members) if p.report.key not in known]
         waited_for = computing(rules, plan, new, now)
         deadlines = deadline_if(
-            min((computes_until(rules, p) for p in waited_for), default=None), DeadlineReason.POLICY
+            min((computes_until(rules, p) for p in waited_for), default=None), DeadlineReason.FEATURE
         )
         still = {p.report.key for p in waited_for}
         ready = [p for p in new if p.report.key not in still]
@@ -171,7 +177,7 @@ def check_during_training(rules: HealthRules, plan: Plan, members: Members, now:
             begun = update(plan, now, check=check, check_count=check.key.number)
             plan, further, more = step(rules, begun, members, now)[:3]
             deadlines, lines = deadlines + further, lines + more
-    return Decision(plan, deadlines, lines)
+    return Step(plan, deadlines, lines)
 
 
 def computes_anew(rules: HealthRules, plan: Plan) -> bool:

@@ -1,4 +1,4 @@
-"""The parameter-server policy, as the coordination core calls it.
+"""The engine of a job with parameter servers: which node runs which task, in which version of the cluster.
 
 Each step of a decision looks at the present state, never at what has just happened, and changes one thing; steps are
 taken until nothing is left to change. So deciding twice on the same reports gives the same plan, and an end is charged
@@ -10,14 +10,19 @@ To add a role, see "To add a role" in docs/architecture.md.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 
 import msgspec
 
 from dlrover_run.coordination.decision import Deadline, DeadlineReason, Decision, deadline_if, update_plan
+from dlrover_run.coordination.engine import Accepted, Engine, phase_news
 from dlrover_run.coordination.membership import Members
 from dlrover_run.coordination.model import OVER, NodeKey, NodeReport, Plan, PlanPhase, RankAssignment, Waiting
-from dlrover_run.coordination.parts import ReportPart, RequestPart
-from dlrover_run.coordination.policy import Accepted, Policy
+from dlrover_run.coordination.parts import ReportPart
+from dlrover_run.coordination.recovery import connected_reports
+from dlrover_run.coordination.requested_changes import drain, other_program
+from dlrover_run.coordination.requests import Action, OperatorRequest, RequestFailed
+from dlrover_run.coordination.rules import JobRules
 from dlrover_run.features.autoscale.rules import AutoscaleRules
 from dlrover_run.words.reasons import new_reasons, render
 from tf_ps_runner.cluster import recovery, text
@@ -80,28 +85,38 @@ OPEN_STAGES = frozenset({Stage.TRAINING, Stage.CHANGING, Stage.ENDING})
 """The stages in which workers are let in, or may stay."""
 
 
-class ParameterServerPolicy(Policy):
-    """A job with parameter servers has no rounds, so this policy decides alone."""
+class ClusterEngine(Engine):
+    """Decides for a job with parameter servers, which has no rounds."""
+
+    has_successors = False
+
+    def __init__(self, rules: JobRules) -> None:
+        self.rules = rules
 
     def decide(self, plan: Plan, members: Members, now: float) -> Decision:
         """The plan that follows from `plan` once the nodes are as in `members` at job time `now`; `plan` itself when
         nothing changes."""
         view = ClusterView(self.rules, members, now)
+        # The nodes as they are now, for what is shown of the decision later.
+        shown = ClusterView(self.rules, dict(members), now)
         before = plan
         passed: list[str] = []
         for _ in range(MAX_STEPS):
             following = _step(view, plan)
             if following is plan:
-                return Decision(plan, _deadlines(view, plan), tuple(passed))
+                return Decision(plan, _deadlines(view, plan), tuple(passed), partial(self._wait, plan, shown))
             if plan is not before and following.reasons[: len(plan.reasons)] != plan.reasons:
                 # Another reason replaces it before anyone could read it.
                 passed.append(render(new_reasons(before.reasons, plan.reasons)))
             plan = following
-        return Decision(plan, (Deadline(now, DeadlineReason.POLICY),), tuple(passed))
+        again_at = (Deadline(now, DeadlineReason.FEATURE),)
+        return Decision(plan, again_at, tuple(passed), partial(self._wait, plan, shown))
 
-    def is_full(self, plan: Plan, offers: Sequence[ReportPart] = ()) -> bool:
+    def is_full(self, base: JobRules, plan: Plan, offers: Sequence[ReportPart]) -> bool:
         """Whether each role has as many tasks as the job may have. A node with these `offers` may have room for a role
         that only a node asks for, such as an evaluator."""
+        if plan.phase is not PlanPhase.TRAINING:
+            return False
         limits, cluster = ClusterRules.get(self.rules.parts), Cluster.get(plan.parts)
         offered = {slot.role for slot in NodeTasks.get(offers).capacity if slot.slots}
         return all(
@@ -110,17 +125,19 @@ class ParameterServerPolicy(Policy):
             for role in ROLES
         )
 
-    def waiting(self, plan: Plan, members: Members, seconds: float | None, now: float) -> Waiting:
+    def _wait(self, plan: Plan, view: ClusterView, deadlines: Sequence[Deadline], now: float) -> Waiting:
         """What a node without tasks waits for: which nodes are here, for what there are too few slots, and for how
         long."""
-        view = ClusterView(self.rules, members, now)
         cluster = _cluster(view, plan)
         if plan.phase is PlanPhase.TRAINING:
             return Waiting((ClusterCode.ENDING(),) if cluster.stage is Stage.ENDING else text.training(cluster))
         reasons, until = gather_text(view, plan, cluster)
         return Waiting(reasons, None if until is None else max(0.0, until - now))
 
-    def tasks(self, plan: Plan, ranks: Mapping[NodeKey, RankAssignment]) -> Mapping[NodeKey, NodeOrder]:
+    def ranks(self, plan: Plan) -> Mapping[NodeKey, RankAssignment]:
+        return {}
+
+    def orders(self, plan: Plan, ranks: Mapping[NodeKey, RankAssignment]) -> Mapping[NodeKey, NodeOrder]:
         """The order of each node that hosts a task, or that has an earlier one to end; a node without an order hosts
         nothing, and ends whatever it hosts besides its order. There are no orders once the job is over."""
         cluster = Cluster.find(plan.parts)
@@ -136,23 +153,36 @@ class ParameterServerPolicy(Policy):
             for key, tasks in by_node.items()
         }
 
-    def scale(self, plan: Plan, members: Members, request: RequestPart, by: str, now: float) -> Accepted | None:
-        if not isinstance(request, ScaleRequest):
-            return None
-        return scale(ClusterView(self.rules, members, now), plan, request, by)
+    def request(self, base: JobRules, plan: Plan, members: Members, request: OperatorRequest, now: float) -> Accepted:
+        if request.action is not Action.SCALE:
+            # The steps move their tasks.
+            return Accepted(drain(plan, members, request, (), now))
+        if not isinstance(request.part, ScaleRequest):
+            raise RequestFailed(other_program(base))
+        return scale(ClusterView(self.rules, members, now), plan, request.part, request.by or "an operator")
 
-    def recover_job(self, plan: Plan, reports: Sequence[NodeReport], grace_over: bool, now: float) -> Plan | None:
-        """The plan of a running job, from what its nodes report back; None while nodes are awaited that could report
-        more."""
-        return recovery.recover_cluster(plan, reports, grace_over, now)
+    def problem(self, report: NodeReport, assigned: RankAssignment | None) -> str | None:
+        # It has neither workers with ranks nor their failures.
+        return None
+
+    def news(self, before: Plan, plan: Plan) -> str:
+        if (plan.key, plan.phase, plan.reasons) == (before.key, before.phase, before.reasons):
+            return ""
+        return plan.reason if plan.phase is PlanPhase.TRAINING else phase_news(plan)
+
+    def take_over(self, plan: Plan) -> Plan:
+        return plan
 
     def continued(self, report: NodeReport) -> NodeOrder | None:
         """The order of a node with tasks until the cluster is known: to continue."""
         hint = NodeTasks.get(report.parts).hint
         return NodeOrder(version=hint.version, keep=True) if hint is not None and hint.assigned else None
 
+    def recover(self, plan: Plan, members: Members, grace_over: bool, now: float) -> Plan | None:
+        return recovery.recover_cluster(plan, connected_reports(members), grace_over, now)
 
-POLICY = ParameterServerPolicy
+
+ENGINE = ClusterEngine
 
 
 def _step(view: ClusterView, plan: Plan) -> Plan:
@@ -190,11 +220,11 @@ def _deadlines(view: ClusterView, plan: Plan) -> tuple[Deadline, ...]:
         return gather_deadlines(view, plan, cluster)
     times = [view.ready_deadline(cluster, task) for task in (*cluster.tasks, *cluster.next_servers)]
     found = [
-        one for time in (*times, leftover_deadline(view, cluster)) for one in deadline_if(time, DeadlineReason.POLICY)
+        one for time in (*times, leftover_deadline(view, cluster)) for one in deadline_if(time, DeadlineReason.FEATURE)
     ]
     if cluster.insufficient_since is not None:
         found.append(Deadline(cluster.insufficient_since + view.rules.pend_timeout, DeadlineReason.REPLACEMENT))
-    found += deadline_if(cluster.until, DeadlineReason.POLICY)
+    found += deadline_if(cluster.until, DeadlineReason.FEATURE)
     found += deadline_if(view.pending_reconnect(plan), DeadlineReason.LOST)
     return tuple(deadline for deadline in found if deadline.at > view.now)
 

@@ -1,5 +1,5 @@
-"""A second policy, registered by one line, beside the health check and beside parameter servers: records, seam, and
-whole jobs in the simulation."""
+"""Features of a job: their records beside each other, and a gate for tests, registered by one line, in whole jobs in
+the simulation."""
 
 from __future__ import annotations
 
@@ -13,44 +13,49 @@ import msgspec
 import pytest
 from harness import only_long
 from msgspec.structs import replace
-from warm_up.policy import WarmUpPolicy
+from warm_up.gate import WarmUpGate
 from warm_up.rules import WarmUpAssignment, WarmUpRules, WarmUpState
 
 from dlrover_run.coordination import gathering
-from dlrover_run.coordination.combined_policy import CombinedPolicy
-from dlrover_run.coordination.decision import Deadline, DeadlineReason, Decision
+from dlrover_run.coordination.decision import Deadline, DeadlineReason
+from dlrover_run.coordination.engine import Engine
+from dlrover_run.coordination.gate import Choose, Gate, OpenGate, Permit, Step
 from dlrover_run.coordination.membership import Members, MemberState
 from dlrover_run.coordination.model import Assignment, NodeKey, Plan, PlanPhase, RankAssignment
-from dlrover_run.coordination.parts import Memories, combine, join, split, with_part
-from dlrover_run.coordination.policy import Policy
+from dlrover_run.coordination.observer import Observer
+from dlrover_run.coordination.parts import Memories, RulesPart, combine, join, split, with_part
+from dlrover_run.coordination.rounds import RoundEngine
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.coordination.validation import config_mismatch
 from dlrover_run.features import registry
+from dlrover_run.features.hangs.stalls.rules import StallRules
+from dlrover_run.features.hangs.stragglers.rules import StragglerRules
+from dlrover_run.features.node_check.decision.gate import HealthGate
 from dlrover_run.features.node_check.decision.model import HealthAssignment, HealthState
-from dlrover_run.features.node_check.decision.policy import HealthPolicy
-from dlrover_run.features.node_check.decision.rules import CHECK_ONCE, HealthRules
+from dlrover_run.features.node_check.decision.rules import CHECK_NEVER, CHECK_ONCE, HealthRules
 from dlrover_run.rendezvous.client import AssignmentTracker
 from dlrover_run.transport.messages import InvalidMessage, decode_rules, encode_rules
 from dlrover_run.words import reasons
-from simulation.parameter_servers import program as servers
 from simulation.program import Program
 from simulation.scenario import simulate
 from simulation.seeds import NEAR, PLACES, Variant, patched, run_seeds
 from simulation.timeline import Broken, demand
 from simulation.torch import program as torch
+from simulation.torch.checks import Health
 from simulation.torch.newcomer_laws import NewcomerLaws
 from simulation.torch.program import PreparingProgram
+from tf_ps_runner.cluster.engine import ClusterEngine
 from tf_ps_runner.cluster.model import NAME, Cluster, RecoveryHint
 from tf_ps_runner.cluster.orders import NodeOrder, OrderMemory
 from tf_ps_runner.cluster.rules import ClusterRules
 
 WARM_UP = WarmUpRules(0.5)
-BOTH = JobRules(2, 4, parts=combine((HealthRules(check=CHECK_ONCE), WARM_UP)))
+BOTH = JobRules(2, 4, parts=combine((StragglerRules(watched=1), WARM_UP)))
 
 
 @pytest.fixture(autouse=True)
 def registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(registry.POLICIES, "warm_up", "warm_up")
+    monkeypatch.setitem(registry.FEATURES, "warm_up", "warm_up")
     monkeypatch.setitem(reasons.TEXTS, "warm_up", "warm_up.text")
 
 
@@ -58,17 +63,33 @@ def decoded(record: Any) -> Any:
     return msgspec.json.decode(msgspec.json.encode(record), type=type(record), dec_hook=registry.decode_part)
 
 
-def test_one_policy_is_not_combined() -> None:
-    assert type(registry.job_of(JobRules()).policy) is Policy
-    assert type(registry.job_of(JobRules(parts=(WARM_UP,))).policy) is WarmUpPolicy
-    unused = combine((HealthRules(check=CHECK_ONCE), WarmUpRules()))
-    assert type(registry.job_of(JobRules(parts=unused)).policy) is HealthPolicy
-    assert type(registry.job_of(BOTH).policy) is CombinedPolicy
+def gate_of(*parts: RulesPart) -> Gate:
+    """Return the gate of a job with these features."""
+    engine = registry.job_of(JobRules(parts=combine(parts))).engine
+    assert isinstance(engine, RoundEngine)
+    return engine.gate
+
+
+def test_a_job_has_the_features_that_its_rules_ask_for() -> None:
+    assert type(gate_of()) is OpenGate
+    assert type(gate_of(WARM_UP)) is WarmUpGate
+    assert type(gate_of(HealthRules(check=CHECK_ONCE), WarmUpRules())) is HealthGate
+    watched = registry.job_of(
+        JobRules(parts=combine((ClusterRules(), StallRules(watched=1), StragglerRules(watched=1))))
+    )
+    assert list(watched.observers) == ["stall", "straggler"]
+    assert (type(watched.engine), watched.engine_name) == (ClusterEngine, NAME)
     state = HealthState(check_count=1)
     assert with_part((), state) == combine((HealthState(),), (state,)) == (state,)
 
 
-def test_a_record_holds_the_parts_of_several_policies() -> None:
+def test_each_protocol_has_ten_methods_at_most() -> None:
+    for kind in (Observer, Gate, Engine):
+        methods = [name for name, each in vars(kind).items() if callable(each) and not name.startswith("_")]
+        assert 0 < len(methods) <= 10, (kind, methods)
+
+
+def test_a_record_holds_the_parts_of_several_features() -> None:
     plan = Plan(parts=with_part((WarmUpState(3),), HealthState(check_count=1)))
     assert decoded(plan) == plan == Plan(parts=with_part((HealthState(check_count=1),), WarmUpState(3)))
     assert (WarmUpState.get(plan.parts).count, HealthState.get(plan.parts).check_count) == (3, 1)
@@ -91,7 +112,7 @@ def test_parts_out_of_order_repeated_or_unknown_are_refused(parts: list[Any]) ->
         msgspec.json.decode(data, type=Plan, dec_hook=registry.decode_part)
 
 
-def test_rules_of_several_policies_are_sent_and_compared() -> None:
+def test_rules_of_several_features_are_sent_and_compared() -> None:
     assert decode_rules(encode_rules(BOTH)) == BOTH
     with pytest.raises(InvalidMessage):
         decode_rules({**encode_rules(BOTH), "unknown.seconds": 1})
@@ -100,11 +121,11 @@ def test_rules_of_several_policies_are_sent_and_compared() -> None:
     assert "seconds is 0.5, not 2" in config_mismatch(BOTH, warmer)
 
 
-def test_a_node_keeps_and_remembers_the_part_of_each_policy() -> None:
+def test_a_node_keeps_and_remembers_the_part_of_each_feature() -> None:
     tracker = AssignmentTracker()
     order = NodeOrder(version=4, hint=RecoveryHint(version=4))
     tracker.take(Assignment(epoch=1, parts=with_part((order,), WarmUpAssignment(1))))
-    # A new coordinator does not know the order yet, and has another part of the other policy.
+    # A new coordinator does not know the order yet, and has another part of the other feature.
     tracker.take(Assignment(epoch=2, parts=with_part((NodeOrder(version=4, keep=True),), WarmUpAssignment(2))))
     assert NodeOrder.find(tracker.assignment.parts) == order
     assert WarmUpAssignment.find(tracker.assignment.parts) == WarmUpAssignment(2)
@@ -120,37 +141,29 @@ def test_parts_that_all_nodes_receive_alike_are_split_off_and_joined() -> None:
     assert join(own, common) == whole
 
 
-VALUES = {"continued", "tasks", "has_rounds", "needs_gathering", "watches_spares"}
-
-
-def test_a_combination_answers_whatever_one_policy_answers() -> None:
-    combined = CombinedPolicy
-    asked = {name for name in vars(combined.__bases__[-1]) if not name.startswith("_")}
-    assert asked - VALUES <= vars(combined).keys()
-
-
-def test_at_most_one_policy_decides_alone() -> None:
+def test_at_most_one_feature_is_the_engine_and_one_the_gate() -> None:
     alone = ClusterRules()
     assert JobRules(parts=with_part((alone,), WARM_UP)).problem() == JobRules(parts=(alone,)).problem()
-    with patch.object(WarmUpRules, "has_rounds", False):
-        assert "each decide alone" in str(JobRules(parts=with_part((alone,), WARM_UP)).problem())
+    assert "two features" in str(JobRules(parts=combine((HealthRules(check=CHECK_ONCE), WARM_UP))).problem())
+    with patch.object(WarmUpRules, "kind", "engine"):
+        assert "two features" in str(JobRules(parts=with_part((alone,), WARM_UP)).problem())
 
 
 class Watched:
-    """Checks the law that each node with a rank is warm, and counts how often both policies had a part in the plan."""
+    """Checks the law that each node with a rank is warm, and counts how often some were."""
 
     def __init__(self) -> None:
-        self.combined = 0
+        self.warm = 0
 
-    def tasks(self, policy: WarmUpPolicy, plan: Plan, ranks: dict[NodeKey, RankAssignment]) -> Any:
+    def orders(self, gate: WarmUpGate, plan: Plan, ranks: dict[NodeKey, RankAssignment]) -> Any:
         if plan.phase is PlanPhase.TRAINING:
             warm = {NodeKey(*key) for key in WarmUpState.get(plan.parts).warm}
             demand(ranks.keys() <= warm, "no node trains that is not warm")
-            self.combined += bool(warm) and len(plan.parts) > 1
-        return real_tasks(policy, plan, ranks)
+            self.warm += bool(warm)
+        return real_orders(gate, plan, ranks)
 
 
-real_tasks = WarmUpPolicy.tasks
+real_orders = WarmUpGate.orders
 
 
 def _with_warm_up(program: type[Program]) -> Callable[[Any, Random], JobRules]:
@@ -175,59 +188,51 @@ def watched() -> Iterator[Watched]:
     found = Watched()
     with (
         patch.object(torch.TorchProgram, "rules", _with_warm_up(torch.TorchProgram)),
-        patch.object(servers.ServersProgram, "rules", _with_warm_up(servers.ServersProgram)),
+        patch.object(torch, "health_of", lambda seed: Health(Random(seed), CHECK_NEVER, 0)),
         patch.object(NewcomerLaws, "is_held", is_warming),
-        patch.object(WarmUpPolicy, "tasks", lambda policy, plan, ranks: found.tasks(policy, plan, ranks)),
+        patch.object(WarmUpGate, "orders", lambda gate, plan, ranks: found.orders(gate, plan, ranks)),
     ):
         yield found
 
 
-LONG = [(program, 0, 1000) for program in (torch.TorchProgram, servers.ServersProgram)]
-
-
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize(
-    ("program", "first", "count"), [(torch.TorchProgram, 33, 4), (servers.ServersProgram, 0, 2), *only_long(*LONG)]
-)
+@pytest.mark.parametrize(("first", "count"), [(33, 4), *only_long((0, 1000))])
 @pytest.mark.parametrize("place", PLACES)
-def test_jobs_with_two_policies_keep_every_law(
-    place: str, program: type[Program], first: int, count: int, watched: Watched
-) -> None:
-    run_seeds(partial(simulate, kind=PLACES[place], program=program), first, count)
-    # Not every torch job has a health check.
-    assert watched.combined > count // 10
+def test_jobs_with_a_warm_up_keep_every_law(place: str, first: int, count: int, watched: Watched) -> None:
+    run_seeds(partial(simulate, kind=PLACES[place]), first, count)
+    assert watched.warm > count // 10
 
 
-def test_a_policy_that_is_not_asked_is_found(watched: Watched) -> None:
-    def begin_first(self: CombinedPolicy, *given: Any) -> Plan | None:
-        return self._policies[0].begin(*given)
+def test_a_gate_that_is_not_asked_is_found(watched: Watched) -> None:
+    def permit_all(self: WarmUpGate, plan: Plan, nodes: Any, choose: Choose, now: float) -> Permit:
+        return Permit(choose(nodes))
 
-    with patch.object(CombinedPolicy, "begin", begin_first), pytest.raises(Broken, match="not warm"):
+    with patch.object(WarmUpGate, "permit", permit_all), pytest.raises(Broken, match="not warm"):
         simulate(36)
 
 
-def without_those_that_prepare(policy: Policy, plan: Plan, members: Members) -> list[MemberState]:
-    return [state for state in real_eligible(policy, plan, members) if not state.report.preparing]
+def without_those_that_prepare(gate: Gate, plan: Plan, members: Members) -> list[MemberState]:
+    return [state for state in real_eligible(gate, plan, members) if not state.report.preparing]
 
 
-def hold_after_the_end(self: WarmUpPolicy, plan: Plan, members: Members, now: float) -> Decision:
+def hold_after_the_end(self: WarmUpGate, plan: Plan, members: Members, now: float) -> Step:
     """The nodes that are warm are kept for two seconds more."""
-    done = real_step(self, plan, members, now)
+    done = real_between(self, plan, members, now)
     state = WarmUpState.get(done.plan.parts)
     until = state.since + WARM_UP.seconds + 2.0
     if not state.warm or now >= until:
         return done
-    return done._replace(deadlines=(Deadline(until, DeadlineReason.POLICY),), holds=True)
+    return done._replace(deadlines=(Deadline(until, DeadlineReason.FEATURE),), holds=True)
 
 
 real_eligible = gathering.eligible
-real_step = WarmUpPolicy.step
+real_between = WarmUpGate.between
 
 WAITS = {
     "a round waits for nodes that prepare": patched((gathering, "eligible"), by=without_those_that_prepare),
-    "a round waits after the warm-up": patched((WarmUpPolicy, "step"), by=hold_after_the_end),
+    "a round waits after the warm-up": patched((WarmUpGate, "between"), by=hold_after_the_end),
 }
-"""Defects that let a round wait for longer than a policy keeps its nodes busy."""
+"""Defects that let a round wait for longer than the gate keeps its nodes busy."""
 
 
 @pytest.mark.parametrize("variant", WAITS.values(), ids=WAITS)

@@ -63,7 +63,7 @@ class AutoscaleObserver(Observer):
             after = replace(after, command=self._command(after, view, plan, members, now))
         until = spares_until(self.limits, after) if after.target and plan.phase is PlanPhase.TRAINING else None
         # A time that has passed is no deadline: the coordinator would decide again at once, and for ever.
-        deadlines = deadline_if(None if until is None or until <= now else until, DeadlineReason.POLICY)
+        deadlines = deadline_if(None if until is None or until <= now else until, DeadlineReason.FEATURE)
         if after == before:
             return Observation(deadlines=deadlines)
         if after.lasting != before.lasting:
