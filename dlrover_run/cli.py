@@ -25,6 +25,7 @@ from dlrover_run.command_line.parse import CommandLine, parse_argv
 from dlrover_run.command_line.program import DLROVER_RUN
 from dlrover_run.command_line.rdzv_conf import RdzvConf
 from dlrover_run.command_line.rendezvous import Rendezvous, RendezvousArgs, adjust_rules, resolve, resolve_local
+from dlrover_run.command_line.script import check_script, python_entrypoint, require_script
 from dlrover_run.command_line.sources import FlagValues
 from dlrover_run.coordination.rules import MAX_NODES, JobRules
 from dlrover_run.exit_reasons import ExitScheme
@@ -84,7 +85,7 @@ def _job(
     inform: Callable[[str], None],
     context: Context | None = None,
 ) -> JobSpec:
-    flags = FlagValues(line, environ)
+    flags = FlagValues(line.values, environ, DLROVER_RUN.by_dest)
     local = job_size.find_local_nodes(flags)
     found = None
     if cluster_environment.may_complete(environ, flags.choice("cluster"), hostfile=bool(flags.explicit("hostfile"))):
@@ -268,10 +269,10 @@ def _logs(flags: FlagValues, environ: Mapping[str, str]) -> LogSpec:
 
 
 def _entrypoint(line: CommandLine, flags: FlagValues, environ: Mapping[str, str]) -> Entrypoint:
-    target, args = lookup.require_script(line), line.script_args
+    target, args = require_script(line), line.script_args
     if flags.is_on("run_path"):
         entry_point.refuse_reserved(DLROVER_RUN, target)
-        lookup.check_script(target, args, DLROVER_RUN)
+        check_script(target, args, DLROVER_RUN)
         return Entrypoint("run_path", target, args, sys.executable)
     if flags.is_on("no_python"):
         if flags.is_on("module"):
@@ -280,7 +281,7 @@ def _entrypoint(line: CommandLine, flags: FlagValues, environ: Mapping[str, str]
         return Entrypoint("program", target, args)
     if not flags.is_on("module"):
         entry_point.refuse_reserved(DLROVER_RUN, target)
-    return lookup.python_entrypoint(line, environ, DLROVER_RUN, module=flags.is_on("module"))
+    return python_entrypoint(line, environ, DLROVER_RUN, module=flags.is_on("module"))
 
 
 def read_job(line: CommandLine, warn: Callable[[str], None]) -> JobSpec:

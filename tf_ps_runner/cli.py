@@ -29,6 +29,7 @@ from dlrover_run.command_line.rendezvous import (
     adjust_rules,
     resolve,
 )
+from dlrover_run.command_line.script import INTERPRETER_VARIABLE, STANDARD_INPUT, python_entrypoint
 from dlrover_run.command_line.sources import FlagValues
 from dlrover_run.coordination.parts import with_part
 from dlrover_run.coordination.rules import MAX_NODES, JobRules
@@ -86,7 +87,7 @@ def _job(
     inform: Callable[[str], None],
     context: Context | None = None,
 ) -> PsJobSpec:
-    flags = FlagValues(line, environ, TF_PS_RUN)
+    flags = FlagValues(line.values, environ, TF_PS_RUN.by_dest)
     role = Role(flags.choice("role")) if flags.explicit("role") else None
     cluster = _cluster(flags, role)
     warnings: list[str] = []
@@ -121,8 +122,8 @@ def _job(
     place = access.with_credentials(rendezvous, conf, environ, warnings.append)
     local_addr = flags.get("local_addr")
     shutdown_timeout = flags.explicit("shutdown_timeout") or FlagValue("--shutdown-timeout", str(SHUTDOWN_TIMEOUT))
-    entrypoint = lookup.python_entrypoint(line, environ, TF_PS_RUN, module=flags.is_on("module"))
-    if entrypoint.target == lookup.STANDARD_INPUT:
+    entrypoint = python_entrypoint(line, environ, TF_PS_RUN, module=flags.is_on("module"))
+    if entrypoint.target == STANDARD_INPUT:
         raise SpecError("The script '-' is standard input, which several tasks cannot read: name a file.")
     require(entrypoint.python)
     job = JobSpec(
@@ -308,7 +309,7 @@ def require_tensorflow(python: str) -> None:
     if not has_tensorflow(python):
         raise SpecError(
             f"There is no TensorFlow in {python}: install it there (pip install 'dlrover-run[tf]'), or set "
-            f"{lookup.INTERPRETER_VARIABLE} to an interpreter that has it."
+            f"{INTERPRETER_VARIABLE} to an interpreter that has it."
         )
 
 

@@ -20,6 +20,9 @@ OTHER = "Other"
 FIRST_TORCHRUN = "2.13"
 """The oldest torchrun version whose flags are all here."""
 
+STATIC_ADDRESS = "127.0.0.1"
+"""Address of node 0 for static rendezvous when no flag gives one, as in torchrun."""
+
 
 class Flag(NamedTuple):
     """One flag.

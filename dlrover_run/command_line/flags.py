@@ -15,6 +15,7 @@ from dlrover_run.command_line.flag import (
     PROGRESS,
     RENDEZVOUS,
     SIZE,
+    STATIC_ADDRESS,
     WORKERS,
     Flag,
 )
@@ -31,9 +32,6 @@ CLUSTERS = ("auto", "none", "slurm", "kubernetes", "mpi", "lsf", "pbs", "sagemak
 SHELLS = ("bash", "zsh", "tcsh", "fish")
 INSTALLABLE_SHELLS = ("bash", "zsh", "fish")
 CURRENT_SHELL = "the shell that started this process"
-
-STATIC_ADDRESS = "127.0.0.1"
-"""Address of node 0 for static rendezvous when no flag gives one, as in torchrun."""
 
 PANELS = (SIZE, RENDEZVOUS, WORKERS, FAILURES, "", OUTPUT, PROGRESS, DEVICES, OTHER)
 """The panels of the help in their order; the empty one stands for those that features have of their own."""

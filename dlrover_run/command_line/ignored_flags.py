@@ -62,7 +62,7 @@ def _requires(what: str, scope: Scope) -> str:
 
 def unmet_needs(flags: FlagValues, rules: JobRules) -> Iterator[str]:
     """Warnings about flags that have no effect without another one, by the column `needs` of the table."""
-    for flag in flags.program.table:
+    for flag in flags.flags.values():
         given = flags.explicit(flag.dest) if flag.needs else None
         if given is None or not (flag.value or flags.is_on(flag.dest)):
             continue

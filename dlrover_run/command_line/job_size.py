@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec.structs import replace
 
-from dlrover_run.command_line import lookup, values
+from dlrover_run.command_line import values
 from dlrover_run.command_line.rdzv_conf import RdzvConf
+from dlrover_run.command_line.script import STANDARD_INPUT
 from dlrover_run.command_line.sources import FlagValues
 from dlrover_run.coordination.rules import MAX_NODES, JobRules
 from dlrover_run.rendezvous import backends
@@ -163,7 +164,7 @@ def fit_rules(
 def check_standard_input(entrypoint: Entrypoint, workers: int, max_restarts: int) -> None:
     """Refuse a script from standard input that would have to be read twice: the second worker, or the same one after a
     restart, would run an empty program, and succeed."""
-    if entrypoint.kind not in ("script", "run_path") or entrypoint.target != lookup.STANDARD_INPUT:
+    if entrypoint.kind not in ("script", "run_path") or entrypoint.target != STANDARD_INPUT:
         return
     if workers > 1 or max_restarts > 0:
         why = f"{workers} workers share" if workers > 1 else "a restart would need again"
@@ -172,7 +173,7 @@ def check_standard_input(entrypoint: Entrypoint, workers: int, max_restarts: int
 
 def check_local_entrypoint(local: LocalSpec, entrypoint: Entrypoint) -> None:
     """Refuse what local nodes cannot have: a script from standard input, or an isolated network without the rights."""
-    if entrypoint.kind in ("script", "run_path") and entrypoint.target == lookup.STANDARD_INPUT:
+    if entrypoint.kind in ("script", "run_path") and entrypoint.target == STANDARD_INPUT:
         raise SpecError("The script '-' is standard input, which nodes of --local-nodes do not have: name a file.")
     if not local.isolated:
         return

@@ -7,76 +7,26 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from dlrover_run.command_line import values
-from dlrover_run.command_line.suggestions import instead_of_script
-from dlrover_run.spec import Entrypoint, SpecError, UsageError
+from dlrover_run.spec import SpecError
 
 if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
 
-    from dlrover_run.command_line.parse import CommandLine
-    from dlrover_run.command_line.program import Program
     from dlrover_run.command_line.sources import FlagValues
 
-INTERPRETER_VARIABLE = "PYTHON_EXEC"
-"""Names another interpreter than this one, as for torchrun."""
-
-STANDARD_INPUT = "-"
-"""Python reads the program from its standard input; no file has to exist."""
-
-_DELETED = "a working directory that has been removed"
+DELETED = "a working directory that has been removed"
 
 
-def require_script(line: CommandLine) -> str:
-    """The script of the command line. Raises UsageError when there is none."""
-    if line.script is None:
-        raise UsageError("No script was given: name the script to run after the flags.")
-    return line.script
-
-
-def python_entrypoint(line: CommandLine, environ: Mapping[str, str], program: Program, *, module: bool) -> Entrypoint:
-    """A script, or a module for `python -m`, with its interpreter, for a launch by that program. Raises SpecError when
-    it does not exist."""
-    target = require_script(line)
-    python = environ.get(INTERPRETER_VARIABLE) or sys.executable
-    if python != sys.executable:
-        check_program(python, environ, f"interpreter named by {INTERPRETER_VARIABLE}")
-    if module:
-        values.module("--module", target)
-        check_module(target, environ, python)
-        return Entrypoint("module", target, line.script_args, python)
-    check_script(target, line.script_args, program)
-    return Entrypoint("script", target, line.script_args, python)
-
-
-def _working_directory() -> str | None:
+def working_directory() -> str | None:
     """Its path; None when it has been removed, which does not matter to a program with an absolute path."""
     try:
         return os.getcwd()
     except FileNotFoundError:
         return None
-
-
-def check_script(path: str, args: Sequence[str], program: Program) -> None:
-    """Refuse a script that Python cannot run: neither a file nor a directory with a `__main__`. `args` are its
-    arguments, which help to guess what was meant."""
-    if path == STANDARD_INPUT:
-        return
-    if os.path.isdir(path):
-        if not any(os.path.exists(os.path.join(path, name)) for name in ("__main__.py", "__main__.pyc")):
-            raise SpecError(f"The script {path!r} is a directory without a __main__.py: name a file, or add one.")
-        return
-    if not os.path.exists(path):
-        where = "" if os.path.isabs(path) else f" in {_working_directory() or _DELETED}"
-        remedy = instead_of_script(path, args, program.name, program.subcommands)
-        raise SpecError(
-            f"The script {path!r} does not exist{where}: {remedy or 'check the path (-m runs a module instead).'}"
-        )
-    if not os.access(path, os.R_OK):
-        raise SpecError(f"The script {path!r} cannot be read by this user: change its permissions.")
 
 
 def check_program(name: str, environ: Mapping[str, str], what: str = "program") -> None:
@@ -164,7 +114,7 @@ def check_module(name: str, environ: Mapping[str, str], python: str = sys.execut
     """
     from importlib.machinery import PathFinder
 
-    here = _working_directory()
+    here = working_directory()
     top = name.partition(".")[0]
     if python == sys.executable:
         # The search path of this interpreter begins with another directory than a worker's.
@@ -177,7 +127,7 @@ def check_module(name: str, environ: Mapping[str, str], python: str = sys.execut
         where = f"installed for {python}"
     if not exists:
         raise SpecError(
-            f"The module {name!r} is neither in {here or _DELETED} nor {where}: check its name, or set PYTHONPATH."
+            f"The module {name!r} is neither in {here or DELETED} nor {where}: check its name, or set PYTHONPATH."
         )
     if name.endswith(".py") and not package:
         raise SpecError(f"The module {name!r} is named like a file: write -m {name[:-3]}, or leave -m out.")
@@ -204,8 +154,8 @@ def check_directory(source: str, path: str) -> None:
     """Refuse a directory that cannot be created, because it is, or lies below, a file."""
     if path == os.devnull:
         return
-    if not os.path.isabs(path) and _working_directory() is None:
-        raise SpecError(f"{source} {path!r} cannot be created in {_DELETED}: give an absolute path.")
+    if not os.path.isabs(path) and working_directory() is None:
+        raise SpecError(f"{source} {path!r} cannot be created in {DELETED}: give an absolute path.")
     ancestor = os.path.abspath(path)
     while not os.path.lexists(ancestor):
         ancestor = os.path.dirname(ancestor)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from dlrover_run.command_line import credentials, values
-from dlrover_run.command_line.flags import STATIC_ADDRESS
+from dlrover_run.command_line.flag import STATIC_ADDRESS
 from dlrover_run.command_line.rdzv_conf import RdzvConf
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.rendezvous import backends, kinds

@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from dlrover_run.command_line import values
-from dlrover_run.command_line.parse import CommandLine
-from dlrover_run.command_line.program import DLROVER_RUN, Program
+from dlrover_run.command_line.flag import Flag
 from dlrover_run.spec import FlagValue
 
 
 class FlagValues:
     """The value of each flag of a program, by `Flag.dest`: from the command line, else from its variable, else its
-    default."""
+    default. `given` has the texts of the command line, and `flags` are those of the program, both by `Flag.dest`."""
 
-    def __init__(self, line: CommandLine, environ: Mapping[str, str], program: Program = DLROVER_RUN) -> None:
-        self._line = line
+    def __init__(
+        self, given: Mapping[str, Sequence[str]], environ: Mapping[str, str], flags: Mapping[str, Flag]
+    ) -> None:
+        self._given = given
         self._environ = environ
-        self.program = program
-        self._flags = program.by_dest
+        self.flags = flags
 
     def all(self, dest: str) -> list[FlagValue]:
         """Every text that was given for a flag, in order."""
-        flag = self._flags[dest]
-        if dest in self._line.values:
-            return [FlagValue(flag.spellings[0], text) for text in self._line.values[dest]]
+        flag = self.flags[dest]
+        if dest in self._given:
+            return [FlagValue(flag.spellings[0], text) for text in self._given[dest]]
         if flag.variable is not None and flag.variable in self._environ:
             return [FlagValue(flag.variable, self._environ[flag.variable])]
         return []
@@ -36,11 +36,11 @@ class FlagValues:
 
     def get(self, dest: str) -> FlagValue:
         """The last text that was given for a flag, else its default."""
-        flag = self._flags[dest]
+        flag = self.flags[dest]
         return self.explicit(dest) or FlagValue(flag.spellings[0], flag.default or "")
 
     def is_on(self, dest: str) -> bool:
-        if dest in self._line.values:
+        if dest in self._given:
             return True
         given = self.explicit(dest)
         return given is not None and values.switch(*given)
@@ -56,4 +56,4 @@ class FlagValues:
 
     def choice(self, dest: str) -> str:
         """One of the words that the flag's `choices` allow, the default included."""
-        return values.choice(*self.get(dest), self._flags[dest].choices)
+        return values.choice(*self.get(dest), self.flags[dest].choices)

@@ -98,7 +98,7 @@ class Asker:
 
     def _flags(self) -> FlagValues:
         line = CommandLine({dest: [text] for dest, text in self._given.items() if text is not None})
-        return FlagValues(line, os.environ, self.program)
+        return FlagValues(line.values, os.environ, self.program.by_dest)
 
     def name_job(self, word: str) -> None:
         """Ask the job that a word on the command line means. Raises UsageError if --rdzv-id names another."""

@@ -11,7 +11,6 @@ import os
 
 import typer
 
-from dlrover_run.command_line.parse import CommandLine
 from dlrover_run.command_line.sources import FlagValues
 from dlrover_run.features.operate.find import find_job, survey_here
 from dlrover_run.features.operate.survey import group
@@ -59,7 +58,7 @@ def complete_node(context: typer.Context, incomplete: str) -> list[str]:
 
     async def names() -> list[str]:
         async with asyncio.timeout(COMPLETION_TIMEOUT):
-            found = await find_job(FlagValues(CommandLine(values), os.environ, program), os.environ, program)
+            found = await find_job(FlagValues(values, os.environ, program.by_dest), os.environ, program)
             nodes = (await found.ask()).nodes
         return [*(str(node.node) for node in nodes if node.node is not None), *dict.fromkeys(n.host for n in nodes)]
 

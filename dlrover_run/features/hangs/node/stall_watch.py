@@ -17,8 +17,8 @@ import msgspec
 from dlrover_run.features.hangs.node.stall_report import Names, StallReport
 from dlrover_run.features.hangs.node.watch_health import RETRY_INTERVAL, WatchHealth
 from dlrover_run.features.hangs.search.detector import AskStacks, Decision, Resumed, StallCode, Stalled
-from dlrover_run.features.hangs.search.guilt import Finding, find_alone, find_stall, ranks_to_restart
-from dlrover_run.features.hangs.search.outside import LearnedPauses, is_held_back
+from dlrover_run.features.hangs.search.guilt import Finding, find_alone, find_stall, is_held_back, ranks_to_restart
+from dlrover_run.features.hangs.search.outside import LearnedPauses
 from dlrover_run.features.hangs.search.spin import PROBES, moves
 from dlrover_run.features.hangs.search.suspects import Suspect, describe_worker
 from dlrover_run.features.hangs.stacks.stacks import Stack

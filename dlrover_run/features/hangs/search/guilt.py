@@ -244,3 +244,9 @@ def _network(suspects: Sequence[Suspect]) -> Finding | None:
 
 
 _RULES = (_late, _ended, _stopped, _blocked, _elsewhere, _other_collective, _network)
+
+
+def is_held_back(finding: Finding, suspects: Sequence[Suspect]) -> bool:
+    """Whether a finding has to wait, because a worker that it names waits outside, or any where it names none."""
+    concerned = [one for one in suspects if one.rank in finding.ranks or not finding.ranks]
+    return any(one.outside for one in concerned)

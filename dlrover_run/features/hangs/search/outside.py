@@ -8,16 +8,10 @@ steps is, and nothing is done to it earlier. One that waits for a lock, a dead c
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from dlrover_run.features.hangs.stacks.stacks import Stack
 from dlrover_run.features.observe.records import Evidence
 from dlrover_run.features.observe.waits import Waits, classify
-
-if TYPE_CHECKING:
-    from dlrover_run.features.hangs.search.guilt import Finding
-    from dlrover_run.features.hangs.search.suspects import Suspect
 
 OUTSIDE_LIMIT = 75.0
 """Seconds without progress after which a worker that waits for something outside is named, at least: more than a
@@ -71,9 +65,3 @@ def waits_outside(evidence: Evidence | None, stack: Stack | None) -> bool:
 
 def _thread_reads(stack: Stack) -> bool:
     return any(thread.frames and _READS.search(str(thread.frames[0])) for thread in stack.threads[:-1])
-
-
-def is_held_back(finding: Finding, suspects: Sequence[Suspect]) -> bool:
-    """Whether a finding has to wait, because a worker that it names waits outside, or any where it names none."""
-    concerned = [one for one in suspects if one.rank in finding.ranks or not finding.ranks]
-    return any(one.outside for one in concerned)

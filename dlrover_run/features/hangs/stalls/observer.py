@@ -9,8 +9,14 @@ from dlrover_run.coordination.model import NodeKey, Plan, PlanPhase, RankAssignm
 from dlrover_run.coordination.observer import Observation, Observer
 from dlrover_run.coordination.round_ranks import rank_assignments
 from dlrover_run.coordination.rules import JobRules
-from dlrover_run.features.hangs.search.guilt import NODES_AGE_MARGIN, Finding, find_alone, find_stall, ranks_to_restart
-from dlrover_run.features.hangs.search.outside import is_held_back
+from dlrover_run.features.hangs.search.guilt import (
+    NODES_AGE_MARGIN,
+    Finding,
+    find_alone,
+    find_stall,
+    is_held_back,
+    ranks_to_restart,
+)
 from dlrover_run.features.hangs.search.round_detectors import ENOUGH_WITNESSES
 from dlrover_run.features.hangs.search.suspects import Suspect
 from dlrover_run.features.hangs.stalls.model import (
