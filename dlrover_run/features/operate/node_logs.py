@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, NamedTuple
 from dlrover_run.coordination.bounds import MAX_TOTAL
 from dlrover_run.coordination.worker_logs import MAX_NODE_BYTES, LogCursor, LogPiece, LogRequest
 from dlrover_run.output import ring
+from dlrover_run.output.destinations import Inherited, LogFile, RankStreams, Relayed
 from dlrover_run.output.run_directory import earlier_log
 
 if TYPE_CHECKING:
-    from dlrover_run.output.destinations import Inherited, LogFile, RankStreams, Relayed
-from dlrover_run.workers.specs import WorkerSpecs
+    from dlrover_run.workers.specs import WorkerSpecs
 
 LOOK_INTERVAL = 0.1
 """Seconds between two looks for new output while a reader waits. A memory file gives no notice of it."""
