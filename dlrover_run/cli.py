@@ -13,24 +13,24 @@ from msgspec.structs import replace
 from dlrover_run import environment as cluster_environment
 from dlrover_run.command_line import (
     access,
+    checks,
     entry_point,
-    ignored_flags,
-    job_size,
-    lookup,
+    ignored,
     rdzv_conf,
     values,
 )
 from dlrover_run.command_line.feature import Draft
 from dlrover_run.command_line.parse import CommandLine, parse_argv
 from dlrover_run.command_line.program import DLROVER_RUN
-from dlrover_run.command_line.rdzv_conf import RdzvConf
-from dlrover_run.command_line.rendezvous import Rendezvous, RendezvousArgs, adjust_rules, resolve, resolve_local
-from dlrover_run.command_line.script import check_script, python_entrypoint, require_script
+from dlrover_run.command_line.rendezvous import RendezvousArgs, resolve, resolve_local
+from dlrover_run.command_line.rules import find_size, make_rules
+from dlrover_run.command_line.script import check_script, check_standard_input, python_entrypoint, require_script
 from dlrover_run.command_line.sources import FlagValues
-from dlrover_run.coordination.rules import MAX_NODES, JobRules
+from dlrover_run.coordination.rules import MAX_NODES
 from dlrover_run.exit_reasons import ExitScheme
 from dlrover_run.features.flags import FEATURES
 from dlrover_run.features.hangs import flags as hangs
+from dlrover_run.features.local_nodes import flags as local_nodes
 from dlrover_run.spec import (
     SHUTDOWN_TIMEOUT,
     Entrypoint,
@@ -42,9 +42,6 @@ from dlrover_run.spec import (
     UsageError,
 )
 from dlrover_run.words.text import counted
-
-MAX_RESTARTS = 1_000_000
-"""More restarts than any job needs, and within the range that a coordinator accepts."""
 
 if TYPE_CHECKING:
     from dlrover_run.environment.records import Context
@@ -86,37 +83,36 @@ def _job(
     context: Context | None = None,
 ) -> JobSpec:
     flags = FlagValues(line.values, environ, DLROVER_RUN.by_dest)
-    local = job_size.find_local_nodes(flags)
+    warnings: list[str] = []
+    local = local_nodes.local_spec(flags)
     found = None
     if cluster_environment.may_complete(environ, flags.choice("cluster"), hostfile=bool(flags.explicit("hostfile"))):
         from dlrover_run.command_line import cluster
 
         here = context or cluster.context_of(line, DLROVER_RUN)
-        wanted = cluster.wanted_of(flags, environ, local=local.value if local else None)
+        wanted = cluster.wanted_of(flags, environ, local=flags.explicit("local_nodes"))
         found = cluster.find(flags, environ, wanted, here, inform)
-    size = job_size.find_size(flags, environ, found)
-    args = _rendezvous_args(flags, size.nodes, environ)
+    nodes, hosted = find_size(flags, environ, found, warnings.append)
+    args = _rendezvous_args(flags, nodes, environ)
     if found:
         args = cluster.complete(args, found, flags, here)
     resolve_place = resolve_local if local else resolve
     rendezvous = resolve_place(args, fresh_id=_fresh_id())
     conf = rdzv_conf.parse(*flags.get("rdzv_conf"))
-    workers = values.worker_count(*size.workers)
+    workers = values.worker_count(*hosted)
     if workers is None:
-        workers = count(size.workers.text, environ)
+        workers = count(hosted.text, environ)
     logs = _logs(flags, environ)
-    rules = _rules(flags, size.nodes, rendezvous, conf)
-    feature_warnings: list[str] = []
-    draft = Draft(size.nodes, rendezvous, conf, feature_warnings.append)
+    rules = make_rules(flags, nodes, rendezvous, conf)
+    spares_given = flags.explicit("spares") is not None
+    warnings += rendezvous.warnings
+    warnings += ignored.rendezvous_warnings(rendezvous, conf, environ, spares_given=spares_given)
+    draft = Draft(nodes, rendezvous, conf, warnings.append)
     for feature in FEATURES:
         if feature.rules is not None:
             rules = feature.rules(flags, draft, rules)
-    spares_given = flags.explicit("spares") is not None
-    ignored = ignored_flags.rendezvous_warnings(rendezvous, conf, environ, spares_given=spares_given)
-    warnings = [*size.warnings, *rendezvous.warnings, *ignored, *feature_warnings]
     if local:
-        rules, spare_warnings = job_size.fit_rules(local, rules, conf, size.nodes, spares_given=spares_given)
-        warnings += spare_warnings
+        rules = local_nodes.fit_rules(flags, local, draft, rules)
     values.seconds(*flags.get("monitor_interval"), zero_allowed=False)
     preload = [name for value in flags.all("preload") for name in values.modules(*value)]
     local_addr = flags.get("local_addr")
@@ -127,7 +123,7 @@ def _job(
         entrypoint=_entrypoint(line, flags, environ),
         run_id=rendezvous.run_id,
         workers_per_node=workers,
-        gpu_each=size.workers.text == "gpu",
+        gpu_each=hosted.text == "gpu",
         rules=rules,
         rendezvous=place,
         node_rank=rendezvous.node_rank,
@@ -156,21 +152,22 @@ def _job(
         stall_timeout=hangs.stall_timeout(flags),
         checkpoint_memory=_checkpoint_memory(flags),
         event_log=cast("Literal['null', 'console']", flags.choice("event_log_handler")),
-        journal=lookup.journal_directory(flags),
+        journal=checks.journal_directory(flags),
         settings=_settings(flags, environ),
         # On a shared console the prefix identifies the node.
         logs=replace(logs, prefixed=True) if local else logs,
-        local=local.spec if local else None,
+        local=local,
     )
     if local:
-        job_size.check_local_entrypoint(local.spec, spec.entrypoint)
-    job_size.check_standard_input(spec.entrypoint, workers, rules.max_restarts)
-    for sentence in (*warnings, *ignored_flags.flag_warnings(flags, spec, conf, environ), *weak):
+        local_nodes.check_entrypoint(local, spec.entrypoint)
+    check_standard_input(spec.entrypoint, workers, rules.max_restarts)
+    warnings += [*ignored.flag_warnings(flags, spec, conf), *local_nodes.warnings(flags, spec, environ), *weak]
+    for sentence in warnings:
         warn(sentence)
     if found and found.first is not False:
-        source = cluster.source_of(size.workers, flags, "nproc_per_node")
-        hosted = f"{counted(workers, 'worker')} on this node ({source})"
-        inform(cluster.describe(found, flags, args, rendezvous, size.nodes, hosted))
+        source = cluster.source_of(hosted, flags, "nproc_per_node")
+        here_run = f"{counted(workers, 'worker')} on this node ({source})"
+        inform(cluster.describe(found, flags, args, rendezvous, nodes, here_run))
     return spec
 
 
@@ -212,22 +209,6 @@ def _rendezvous_args(flags: FlagValues, nodes: FlagValue, environ: Mapping[str, 
     )
 
 
-def _rules(flags: FlagValues, nodes: FlagValue, rendezvous: Rendezvous, conf: RdzvConf) -> JobRules:
-    rules = replace(
-        conf.rules,
-        min_nodes=rendezvous.min_nodes,
-        max_nodes=rendezvous.max_nodes,
-        node_unit=flags.integer("node_unit", 1, MAX_NODES),
-        max_restarts=flags.integer("max_restarts", 0, MAX_RESTARTS),
-    )
-    if rendezvous.coordinated:
-        rules = replace(rules, spares=flags.integer("spares", 0, MAX_NODES))
-    rules = adjust_rules(rules, rendezvous, conf)
-    if problem := rules.problem():
-        raise SpecError(f"{nodes.source} {nodes.text} with --node-unit {rules.node_unit} is not possible: {problem}.")
-    return rules
-
-
 def _shutdown_timeout(flags: FlagValues, environ: Mapping[str, str]) -> float:
     variable = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
     default = FlagValue(variable, environ.get(variable, str(SHUTDOWN_TIMEOUT)))
@@ -248,9 +229,9 @@ def _logs(flags: FlagValues, environ: Mapping[str, str]) -> LogSpec:
     log_dir = flags.get("log_dir").text or None
     plugin = flags.get("logs_specs").text or None
     if log_dir is not None:
-        lookup.check_directory("--log-dir", log_dir)
+        checks.check_directory("--log-dir", log_dir)
     if plugin is not None:
-        lookup.check_logs_plugin(plugin)
+        checks.check_logs_plugin(plugin)
     filters = {
         stream: values.comma_list(value.text) if (value := flags.explicit(f"duplicate_{stream}_filters")) else ()
         for stream in ("stdout", "stderr")
@@ -277,7 +258,7 @@ def _entrypoint(line: CommandLine, flags: FlagValues, environ: Mapping[str, str]
     if flags.is_on("no_python"):
         if flags.is_on("module"):
             raise SpecError("--no-python and --module exclude each other, since a module needs Python: leave one out.")
-        lookup.check_program(target, environ)
+        checks.check_program(target, environ)
         return Entrypoint("program", target, args)
     if not flags.is_on("module"):
         entry_point.refuse_reserved(DLROVER_RUN, target)

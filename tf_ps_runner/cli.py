@@ -15,26 +15,19 @@ from typing import TYPE_CHECKING, Literal, cast
 from msgspec.structs import replace
 
 from dlrover_run import environment as cluster_environment
-from dlrover_run.cli import MAX_RESTARTS
-from dlrover_run.command_line import access, entry_point, lookup, rdzv_conf, values
-from dlrover_run.command_line.ignored_flags import rendezvous_warnings, unmet_needs
+from dlrover_run.command_line import access, checks, entry_point, rdzv_conf, values
+from dlrover_run.command_line.ignored import rendezvous_warnings, unmet_needs
 from dlrover_run.command_line.parse import CommandLine, parse_argv
 from dlrover_run.command_line.rdzv_conf import AUTOSCALE, RdzvConf
-from dlrover_run.command_line.rendezvous import (
-    MASTER_VARIABLE,
-    UNNAMED,
-    USUAL,
-    Rendezvous,
-    RendezvousArgs,
-    adjust_rules,
-    resolve,
-)
-from dlrover_run.command_line.script import INTERPRETER_VARIABLE, STANDARD_INPUT, python_entrypoint
+from dlrover_run.command_line.rendezvous import UNNAMED, USUAL, Rendezvous, RendezvousArgs, resolve
+from dlrover_run.command_line.rules import MAX_RESTARTS, adjust_rules
+from dlrover_run.command_line.script import INTERPRETER_VARIABLE, python_entrypoint
 from dlrover_run.command_line.sources import FlagValues
 from dlrover_run.coordination.parts import with_part
 from dlrover_run.coordination.rules import MAX_NODES, JobRules
 from dlrover_run.exit_reasons import ExitScheme
 from dlrover_run.features.hangs import flags as hangs
+from dlrover_run.rendezvous.backends import MASTER_VARIABLE
 from dlrover_run.spec import (
     DEFAULT_ROLE,
     SHUTDOWN_TIMEOUT,
@@ -123,7 +116,7 @@ def _job(
     local_addr = flags.get("local_addr")
     shutdown_timeout = flags.explicit("shutdown_timeout") or FlagValue("--shutdown-timeout", str(SHUTDOWN_TIMEOUT))
     entrypoint = python_entrypoint(line, environ, TF_PS_RUN, module=flags.is_on("module"))
-    if entrypoint.target == STANDARD_INPUT:
+    if entrypoint.target == checks.STANDARD_INPUT:
         raise SpecError("The script '-' is standard input, which several tasks cannot read: name a file.")
     require(entrypoint.python)
     job = JobSpec(
@@ -148,7 +141,7 @@ def _job(
         stall_action=cast("StallAction", flags.choice("stall_action")),
         stall_timeout=hangs.stall_timeout(flags),
         logs=_logs(flags),
-        journal=lookup.journal_directory(flags),
+        journal=checks.journal_directory(flags),
     )
     _check_checkpoint_dir(flags, cluster, warnings)
     warnings += unmet_needs(flags, job.rules)
@@ -275,7 +268,7 @@ def _check_checkpoint_dir(flags: FlagValues, cluster: ClusterRules, warnings: li
     given = flags.explicit("checkpoint_dir")
     # Only the script can reach a remote directory such as hdfs://.
     if given is not None and "://" not in given.text:
-        lookup.check_directory(*given)
+        checks.check_directory(*given)
     if given is None and cluster.min_ps < cluster.max_ps:
         warnings.append(
             "servers may change, and variables that are not saved are lost with them: have the script write "
@@ -286,7 +279,7 @@ def _check_checkpoint_dir(flags: FlagValues, cluster: ClusterRules, warnings: li
 def _logs(flags: FlagValues) -> LogSpec:
     log_dir = flags.get("log_dir").text or None
     if log_dir is not None:
-        lookup.check_directory("--log-dir", log_dir)
+        checks.check_directory("--log-dir", log_dir)
     return LogSpec(
         log_dir=log_dir,
         redirects=all_streams(*flags.get("redirects")),
@@ -322,7 +315,7 @@ def has_tensorflow(python: str) -> bool:
             return importlib.util.find_spec("tensorflow") is not None
         except ValueError:
             return True
-    return lookup.probe_interpreter(python, "tensorflow", os.environ).exists
+    return checks.probe_interpreter(python, "tensorflow", os.environ).exists
 
 
 def read_job(line: CommandLine, warn: Callable[[str], None]) -> PsJobSpec:

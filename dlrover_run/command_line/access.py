@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping
 
 from msgspec.structs import replace
 
-from dlrover_run.command_line import credentials, lookup, values
+from dlrover_run.command_line import checks, credentials, values
 from dlrover_run.command_line.rdzv_conf import RdzvConf
-from dlrover_run.command_line.rendezvous import LOCAL_MASTER, Members, Rendezvous
+from dlrover_run.command_line.rendezvous import LOCAL_MASTER, Rendezvous
 from dlrover_run.rendezvous import backends, kinds
-from dlrover_run.spec import SpecError
+from dlrover_run.spec import FlagValue, SpecError
 
 
 def with_credentials(
@@ -23,8 +23,7 @@ def with_credentials(
     if isinstance(place, kinds.Master) and place is not LOCAL_MASTER:
         return _at_master(place, conf, environ, warn)
     if isinstance(place, kinds.Store):
-        assert rendezvous.members is not None, "a store has members"
-        return _in_store(place, rendezvous.members, conf, environ, warn)
+        return _in_store(place, rendezvous.protocol, conf, environ, warn)
     return place
 
 
@@ -39,7 +38,7 @@ def _at_master(
             f"{credentials.TOKEN_FILE_VARIABLE}, or give --rdzv-conf token_file=PATH, or tls_ca, tls_cert and tls_key."
         )
     if conf.state_dir is not None:
-        lookup.check_directory(*conf.state_dir)
+        checks.check_directory(*conf.state_dir)
     for warning in credentials.token_warnings(token, conf, environ):
         warn(warning)
     return replace(
@@ -55,12 +54,12 @@ def _at_master(
 
 
 def _in_store(
-    place: kinds.Store, members: Members, conf: RdzvConf, environ: Mapping[str, str], warn: Callable[[str], None]
+    place: kinds.Store, protocol: FlagValue, conf: RdzvConf, environ: Mapping[str, str], warn: Callable[[str], None]
 ) -> kinds.Store:
     name, package = place.backend, backends.of(place).package
     if package is not None:
-        lookup.require_package(*package, f"--rdzv-backend={name}")
-    tls = _store_tls(members, conf)
+        checks.require_package(*package, f"--rdzv-backend={name}")
+    tls = _store_tls(protocol, conf)
     user, password = conf.user, credentials.find_password(conf, environ)
     set_password = f"set {credentials.PASSWORD_VARIABLE} or {credentials.PASSWORD_FILE_VARIABLE}"
     if user and not password:
@@ -75,7 +74,7 @@ def _in_store(
             f"--rdzv-conf auth=required, and this node has no credentials for {name}: give --rdzv-conf user=NAME and "
             f"{set_password}, or give cert and key."
         )
-    if password and not (tls or conf.protocol or members.protocol):
+    if password and not (tls or conf.protocol or protocol.text):
         warn(
             f"the password goes to {name} unencrypted: give --rdzv-conf protocol=https, or protocol=http if you mean "
             "it."
@@ -84,13 +83,13 @@ def _in_store(
     return replace(place, prefix=prefix, user=user.text if user else "", password=password, tls=tls)
 
 
-def _store_tls(members: Members, conf: RdzvConf) -> kinds.TlsSpec | None:
-    if conf.protocol and members.protocol and conf.protocol != members.protocol:
+def _store_tls(given: FlagValue, conf: RdzvConf) -> kinds.TlsSpec | None:
+    if conf.protocol and given.text and conf.protocol != given.text:
         raise SpecError(
-            f"--rdzv-conf protocol={conf.protocol} and {members.protocol}:// in {members.source} exclude each other: "
+            f"--rdzv-conf protocol={conf.protocol} and {given.text}:// in {given.source} exclude each other: "
             "leave one out."
         )
-    protocol = conf.protocol or members.protocol
+    protocol = conf.protocol or given.text
     file = conf.cacert or conf.cert or conf.key
     if protocol == "http" and file:
         raise values.invalid(*file, "cannot be used with http", "give https, or leave it out")

@@ -17,13 +17,14 @@ from typing import NamedTuple
 from dlrover_run.command_line import values
 from dlrover_run.command_line.parse import CommandLine
 from dlrover_run.command_line.program import Program
-from dlrover_run.command_line.rendezvous import MASTER_VARIABLE, USUAL, Rendezvous, RendezvousArgs
+from dlrover_run.command_line.rendezvous import USUAL, Rendezvous, RendezvousArgs
 from dlrover_run.command_line.sources import FlagValues
 from dlrover_run.coordination.rules import MAX_NODES
 from dlrover_run.environment.detect import detect
 from dlrover_run.environment.host_list import find_host, short
 from dlrover_run.environment.records import Context, Contradiction, Detected, Unstarted
 from dlrover_run.rendezvous import backends
+from dlrover_run.rendezvous.backends import MASTER_VARIABLE
 from dlrover_run.spec import FlagValue, SpecError
 from dlrover_run.transport.addresses import Address, is_local_address
 from dlrover_run.words.text import join_address

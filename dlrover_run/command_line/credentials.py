@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import cast
 
-from dlrover_run.command_line import lookup, values
+from dlrover_run.command_line import checks, values
 from dlrover_run.command_line.rdzv_conf import RdzvConf
 from dlrover_run.rendezvous import kinds
 from dlrover_run.spec import FlagValue, SpecError
@@ -104,7 +104,7 @@ def _find_secret(
     file = _secret_file(setting, variable, file_variable, environ)
     if file is None:
         return _checked(kind, variable, environ[variable]) if variable in environ else ""
-    content = lookup.read_file(*file, _MAX_SECRET_BYTES + 2)
+    content = checks.read_file(*file, _MAX_SECRET_BYTES + 2)
     try:
         return _checked(kind, f"{file.source} {file.text!r}", content.decode())
     except UnicodeDecodeError:
@@ -151,6 +151,6 @@ def read_tls(conf: RdzvConf, names: tuple[str, str, str]) -> kinds.TlsSpec | Non
 
 
 def _pem(file: FlagValue, mark: bytes, what: str) -> str:
-    if mark not in lookup.read_file(*file, _MAX_PEM_BYTES):
+    if mark not in checks.read_file(*file, _MAX_PEM_BYTES):
         raise values.invalid(*file, f"is not {what} in PEM format", "name another file")
     return os.path.abspath(file.text)

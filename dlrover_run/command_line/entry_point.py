@@ -95,23 +95,23 @@ def _answer(program: Program, line: CommandLine) -> int:
 
         print(short_help(program))
         return exit_codes.SUCCESS
-    from dlrover_run.command_line import application
+    from dlrover_run.command_line import help
 
     if request.name == "help":
-        return application.show_help(program)
+        return help.show_help(program)
     if request.name != "install-completion":
-        return application.show_completion(program, None if value == CURRENT_SHELL else value)
+        return help.show_completion(program, None if value == CURRENT_SHELL else value)
     try:
-        return application.install_completion(program, None if value == CURRENT_SHELL else value)
+        return help.install_completion(program, None if value == CURRENT_SHELL else value)
     except OSError as error:
         remedy = "--show-completion prints the script for an installation by hand"
         raise SpecError(f"--install-completion cannot write {error.filename} ({error.strerror}): {remedy}.") from None
 
 
 def _application(program: Program, argv: Sequence[str]) -> int:
-    from dlrover_run.command_line import application
+    from dlrover_run.command_line import help
 
     try:
-        return application.run(program, argv)
+        return help.run(program, argv)
     except SpecError as error:
         return report_error(f"{program.name} {argv[0]}" if argv else program.name, error)

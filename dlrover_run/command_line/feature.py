@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from dlrover_run.command_line.sources import FlagValues
 
 
+OWN_MASTER = "has no effect with --local-nodes, which starts its own master."
+
+
 class Draft(NamedTuple):
     """What is known of a job when its features add their rules: its rendezvous, the values of `--rdzv-conf`, and the
     number of nodes that was given. `warn` takes a sentence for the user."""

@@ -8,7 +8,7 @@ is accepted if exactly one spelling begins with it. argparse itself cannot be us
   spellings of one flag is refused. The method that could be overridden is private and changed its result in 3.12.
 - An optional value (`--network-check`) takes the next word, which is the script.
 
-The rest of the work, help and completion, is typer's (`application.py`).
+The rest of the work, help and completion, is typer's (`help.py`).
 """
 
 from __future__ import annotations

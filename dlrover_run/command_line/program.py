@@ -25,7 +25,7 @@ class Program:
 
     `name` begins its messages. `launcher` is the module with `read_job` and `launch`, which help, completion and
     subcommands do not import. `about` and `epilog` are the help texts before and after the flags, `usage` the line
-    above them. `subcommands` are described in `application.py`. `unsupported` says what to do instead of a flag that
+    above them. `subcommands` are described in `help.py`. `unsupported` says what to do instead of a flag that
     users bring from `unsupported_from`, by the name without dashes. `ignored_keys` are the keys of `--rdzv-conf` that
     have no effect. `common` are the flags, by their names, that the short help shows.
     """

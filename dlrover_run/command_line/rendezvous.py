@@ -11,22 +11,15 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from msgspec.structs import replace
-
 from dlrover_run.command_line import credentials, values
 from dlrover_run.command_line.flag import STATIC_ADDRESS
-from dlrover_run.command_line.rdzv_conf import RdzvConf
-from dlrover_run.coordination.rules import JobRules
 from dlrover_run.rendezvous import backends, kinds
-from dlrover_run.rendezvous.backends import Backend
+from dlrover_run.rendezvous.backends import MASTER_VARIABLE, Backend
 from dlrover_run.spec import FlagValue, SpecError
 from dlrover_run.words.text import join_address
 
 UNNAMED = "none"
 """torchrun's default of `--rdzv-id`."""
-
-MASTER_VARIABLE = "DLROVER_MASTER_ADDR"
-"""The address of a running master; used if no flag sets the rendezvous."""
 
 RANK_VARIABLES = ("NODE_RANK", "WORKER_RANK")
 """The number that a cluster manager gives a node, the newer name first."""
@@ -81,23 +74,13 @@ class RendezvousArgs(NamedTuple):
         return self.node_rank or _first_fit(self.environ, RANK_VARIABLES, _is_rank)
 
 
-class Members(NamedTuple):
-    """The members of a store as (host, port), and the flag that named them.
-
-    `protocol` is the scheme before them, `http` or `https`, and empty if there is none.
-    """
-
-    addresses: tuple[tuple[str, int], ...]
-    protocol: str
-    source: str
-
-
 class Rendezvous(NamedTuple):
     """The resolved rendezvous: where the nodes meet, and who this node is there.
 
     `place` has no credentials yet; it is `LOCAL_MASTER` if the launcher of all nodes on this machine starts a master
-    with them. `met` says where the nodes meet, with the source of that, None where one node meets none. `members` are
-    those of a store. `node_rank`, `node_id`, `name` and `endpoint` are the fields of `JobSpec`.
+    with them. `met` says where the nodes meet, with the source of that, None where one node meets none. `protocol` is
+    the scheme before the members of a store, with the flag that gave it. `node_rank`, `node_id`, `name` and `endpoint`
+    are the fields of `JobSpec`.
     """
 
     place: kinds.Rendezvous
@@ -105,7 +88,7 @@ class Rendezvous(NamedTuple):
     min_nodes: int = 1
     max_nodes: int = 1
     met: FlagValue | None = None
-    members: Members | None = None
+    protocol: FlagValue = FlagValue("", "")
     node_rank: int | None = None
     node_id: str = ""
     warnings: tuple[str, ...] = ()
@@ -227,16 +210,16 @@ def _with_store(args: RendezvousArgs, backend: Backend, word: FlagValue, min_nod
     if not args.endpoint.text.strip():
         remedy = f"give --rdzv-endpoint=HOST:PORT of an {name}, or of several of its members with commas between them"
         raise values.invalid(*word, "needs an endpoint", remedy)
-    members = parse_members(*args.endpoint, backend)
+    members, protocol = parse_members(*args.endpoint, backend)
     said = backend.aliases.get(word.text)
     alias = f"{word.source} {word.text!r} means {name}: {said}."
     return Rendezvous(
-        kinds.Store(members.addresses, name=name),
+        kinds.Store(members, name=name),
         values.shared_name(*args.run_id),
         min_nodes,
         max_nodes,
         FlagValue(args.endpoint.source, f"{name} at {args.endpoint.text}"),
-        members,
+        FlagValue(args.endpoint.source, protocol),
         node_rank=_preferred_rank(args),
         node_id=_node_id(args.environ),
         warnings=(*unread_hints(args), *((alias,) if said else ())),
@@ -339,9 +322,9 @@ def _assumed_defaults(args: RendezvousArgs, nodes: int, address: str, port: int)
     return tuple(warnings)
 
 
-def parse_members(source: str, text: str, backend: Backend) -> Members:
+def parse_members(source: str, text: str, backend: Backend) -> tuple[tuple[tuple[str, int], ...], str]:
     """The members of a store as `etcdctl --endpoints` takes them: several of them, with or without `http://` or
-    `https://`. Raises SpecError."""
+    `https://`, and the scheme, empty if there is none. Raises SpecError."""
     # Checked first, because the other errors quote the text.
     if "@" in text:
         raise SpecError(
@@ -368,15 +351,4 @@ def parse_members(source: str, text: str, backend: Backend) -> Members:
         addresses.append((host, port))
     if len(protocols) > 1:
         raise values.invalid(source, text, "has both http:// and https://", "give one of them for all members")
-    return Members(tuple(addresses), "".join(protocols), source)
-
-
-def adjust_rules(rules: JobRules, rendezvous: Rendezvous, conf: RdzvConf) -> JobRules:
-    """The rules with the `lost_after` that fits the backend."""
-    if not rendezvous.coordinated:
-        # Nodes learn nothing of each other, so no loss of a node can explain a failure.
-        return replace(rules, lost_after=0.0)
-    if rendezvous.place.leased and not conf.has("lost_after"):
-        # The lease has already covered the moment that a broken connection needs.
-        return replace(rules, lost_after=0.0)
-    return rules
+    return tuple(addresses), "".join(protocols)

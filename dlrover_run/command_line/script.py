@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from dlrover_run.command_line import values
-from dlrover_run.command_line.lookup import DELETED, check_module, check_program, working_directory
+from dlrover_run.command_line.checks import DELETED, STANDARD_INPUT, check_module, check_program, working_directory
 from dlrover_run.command_line.parse import CommandLine
 from dlrover_run.command_line.program import Program
 from dlrover_run.command_line.suggestions import instead_of_script
@@ -15,9 +15,6 @@ from dlrover_run.spec import Entrypoint, SpecError, UsageError
 
 INTERPRETER_VARIABLE = "PYTHON_EXEC"
 """Names another interpreter than this one, as for torchrun."""
-
-STANDARD_INPUT = "-"
-"""Python reads the program from its standard input; no file has to exist."""
 
 
 def require_script(line: CommandLine) -> str:
@@ -59,3 +56,13 @@ def check_script(path: str, args: Sequence[str], program: Program) -> None:
         )
     if not os.access(path, os.R_OK):
         raise SpecError(f"The script {path!r} cannot be read by this user: change its permissions.")
+
+
+def check_standard_input(entrypoint: Entrypoint, workers: int, max_restarts: int) -> None:
+    """Refuse a script from standard input that would have to be read twice: the second worker, or the same one after a
+    restart, would run an empty program, and succeed."""
+    if entrypoint.kind not in ("script", "run_path") or entrypoint.target != STANDARD_INPUT:
+        return
+    if workers > 1 or max_restarts > 0:
+        why = f"{workers} workers share" if workers > 1 else "a restart would need again"
+        raise SpecError(f"The script '-' is standard input, which {why}, and it can be read only once: name a file.")

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from dlrover_run import exit_codes, linux
-from dlrover_run.command_line import credentials, lookup, values
+from dlrover_run.command_line import checks, credentials, values
 from dlrover_run.command_line.rdzv_conf import RdzvConf
 from dlrover_run.coordination.quorum import LostMaster
 from dlrover_run.coordination.rules import JobRules
@@ -186,7 +186,7 @@ def _read_token(fd: int) -> str:
 
 
 def _make_state_dir(path: str) -> Path:
-    lookup.check_directory("--state-dir", path)
+    checks.check_directory("--state-dir", path)
     directory = Path(os.path.abspath(path))
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)

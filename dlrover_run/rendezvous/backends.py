@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from dlrover_run.spec import JobSpec
     from dlrover_run.store.operations import KeyValueStore
 
+MASTER_VARIABLE = "DLROVER_MASTER_ADDR"
+"""The address of a running master; used if no flag sets the rendezvous."""
+
 Log = Callable[[str], None]
 """Prints one line to the console."""
 

@@ -29,9 +29,10 @@ from torch.distributed.elastic.utils.logging import get_logger
 from dlrover_run import cli
 from dlrover_run.agent.host import display_name
 from dlrover_run.command_line import credentials
-from dlrover_run.command_line.rendezvous import ID_VARIABLES, MASTER_VARIABLE, RANK_VARIABLES
+from dlrover_run.command_line.rendezvous import ID_VARIABLES, RANK_VARIABLES
 from dlrover_run.coordination.model import OVER, Failure, NodePhase, PlanPhase, RankAssignment
 from dlrover_run.launch_config import LaunchConfig
+from dlrover_run.rendezvous.backends import MASTER_VARIABLE
 from dlrover_run.spec import JobSpec, SpecError
 from dlrover_run.torchrun.node_thread import NodeSnapshot, NodeThread
 from dlrover_run.torchrun.store import RoundStore, StoreFailure, is_superseded, wait_for_host

@@ -21,7 +21,7 @@ import pytest
 from command_lines import LIMIT, run_python
 from harness import only_long
 
-from dlrover_run.command_line import application, rdzv_conf, suggestions
+from dlrover_run.command_line import help, rdzv_conf, suggestions
 from dlrover_run.command_line.flag import SIZE
 from dlrover_run.command_line.flags import TABLE
 from dlrover_run.command_line.program import DLROVER_RUN, Program
@@ -71,7 +71,7 @@ def test_the_page_of_each_command_has_plain_words(
     monkeypatch.setenv("NO_COLOR", "1")
     usages = {}
     for name in program.subcommands:
-        assert application.run(program, [name, "--help"]) == 0
+        assert help.run(program, [name, "--help"]) == 0
         page = capsys.readouterr().out
         usages[name] = next(line for line in page.splitlines() if "Usage:" in line).partition(f" {name} ")[2].rstrip()
         # What a flag takes is in capitals, and brackets mean that it may be left out.
@@ -114,7 +114,7 @@ def test_the_short_help_is_a_screen_with_every_command(program: Program) -> None
     ],
 )
 def test_the_keys_of_rdzv_conf_are_completed(begun: str, candidates: list[str]) -> None:
-    assert application.complete_keys(begun) == candidates
+    assert help.complete_keys(begun) == candidates
 
 
 def test_the_names_of_jobs_and_nodes_are_completed(tmp_path: Path) -> None:

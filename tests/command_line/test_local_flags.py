@@ -11,13 +11,12 @@ from places import place_of
 from policy_parts import check_rules, fold
 
 from dlrover_run import exit_codes
-from dlrover_run.command_line import job_size
 from dlrover_run.command_line.entry_point import run
 from dlrover_run.command_line.flags import BY_DEST, TABLE
 from dlrover_run.command_line.program import DLROVER_RUN
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.features.local_nodes import network
-from dlrover_run.features.local_nodes.flags import LOCAL_CLUSTER
+from dlrover_run.features.local_nodes.flags import LOCAL_CLUSTER, LOCAL_CUT_OFF_TIMEOUT, LOCAL_LAST_CALL_TIMEOUT
 from dlrover_run.features.node_check.decision.rules import CHECK_ONCE, HealthRules
 from dlrover_run.rendezvous import kinds
 from dlrover_run.spec import LocalSpec
@@ -37,7 +36,10 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def rules(least: int, most: int, **others: int) -> JobRules:
     """The rules of a job on this machine with only these flags."""
-    times = {"last_call_timeout": job_size.LOCAL_LAST_CALL_TIMEOUT, "cut_off_timeout": job_size.LOCAL_CUT_OFF_TIMEOUT}
+    times = {
+        "last_call_timeout": LOCAL_LAST_CALL_TIMEOUT,
+        "cut_off_timeout": LOCAL_CUT_OFF_TIMEOUT,
+    }
     return watched(JobRules(least, most, **times, **fold(HealthRules, others)))
 
 

@@ -24,8 +24,6 @@ ELSEWHERE = frozenset(
         "LaunchConfig.etcd",
         "LaunchRequest.command",
         "LauncherEnd.subprocess",
-        "Members.http",
-        "Members.https",
         "Program.launch",
         "Program.read_job",
         "QuietNode.find_stall",

@@ -14,7 +14,7 @@ import pytest
 from harness import OURS, WAIT, Finished, finish, run, start
 
 from dlrover_run import exit_codes
-from dlrover_run.command_line import application
+from dlrover_run.command_line import help
 from dlrover_run.command_line.program import DLROVER_RUN
 from dlrover_run.features.events.records import FILE_NAME, LogOpened, WorkerFailed
 from dlrover_run.features.events.writer import EventFile
@@ -165,6 +165,6 @@ def test_the_failures_of_each_node_are_printed_as_json_too(tmp_path: Path, capsy
     log = EventFile(tmp_path / FILE_NAME, head)
     log.append(WorkerFailed(round=1, rank=0, local_rank=0, pid=9, code=1, cause="exception", what="raised KeyError: 1"))
     log.close()
-    assert application.run(DLROVER_RUN, ["events", "--by-node", "--json", str(tmp_path)]) == exit_codes.SUCCESS
+    assert help.run(DLROVER_RUN, ["events", "--by-node", "--json", str(tmp_path)]) == exit_codes.SUCCESS
     (node,) = json.loads(capsys.readouterr().out)
     assert node == {"host": "n1", "agents": 1, "failures": 1, "last_failure": "rank 0 raised KeyError: 1"}

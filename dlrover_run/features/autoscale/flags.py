@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from dlrover_run.command_line import lookup
+from dlrover_run.command_line import checks
 from dlrover_run.command_line.feature import Draft, FeatureFlags
 from dlrover_run.command_line.flag import SIZE, Flag
 from dlrover_run.coordination.parts import with_part
@@ -76,7 +76,7 @@ def settings(flags: FlagValues, environ: Mapping[str, str]) -> AutoscaleSettings
     # Imported only here: other launches do not wait for it.
     from dlrover_run.features.autoscale.settings import AutoscaleSettings
 
-    return AutoscaleSettings(lookup.command_words(*given, environ, "'resize-job {nodes}'"))
+    return AutoscaleSettings(checks.command_words(*given, environ, "'resize-job {nodes}'"))
 
 
 FEATURE = FeatureFlags("autoscale", FLAGS, add_rules, settings)

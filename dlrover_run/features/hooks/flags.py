@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dlrover_run.command_line import lookup, values
+from dlrover_run.command_line import checks, values
 from dlrover_run.command_line.feature import FeatureFlags
 from dlrover_run.command_line.flag import FAILURES, Flag
 
@@ -45,7 +45,7 @@ def settings(flags: FlagValues, environ: Mapping[str, str]) -> HookSettings | No
             raise values.invalid(
                 source, text, "does not begin with an event", f"give one of {', '.join(EVENTS)}, as in at-end=COMMAND"
             )
-        words = lookup.command_words(f"{source} {event}", command, environ, f"{event}=/opt/site/check.sh")
+        words = checks.command_words(f"{source} {event}", command, environ, f"{event}=/opt/site/check.sh")
         commands[event] = (*commands.get(event, ()), words)
     limit = flags.explicit("hook_timeout")
     return HookSettings(commands, TIMEOUT if limit is None else values.seconds(*limit, zero_allowed=False))

@@ -16,10 +16,10 @@ import typer
 
 from dlrover_run.agent.host import host_name
 from dlrover_run.command_line import values
-from dlrover_run.command_line.application import flag_option, with_parameters
 from dlrover_run.command_line.entry_point import report
 from dlrover_run.command_line.flag import OTHER, OUTPUT
 from dlrover_run.command_line.flags import BY_DEST
+from dlrover_run.command_line.help import flag_option, with_parameters
 from dlrover_run.command_line.parse import CommandLine
 from dlrover_run.command_line.program import Program
 from dlrover_run.command_line.sources import FlagValues

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dlrover_run.command_line import access, credentials, rdzv_conf
 from dlrover_run.command_line.parse import CommandLine
 from dlrover_run.command_line.program import Program
-from dlrover_run.command_line.rendezvous import MASTER_VARIABLE, UNNAMED, USUAL, RendezvousArgs, resolve
+from dlrover_run.command_line.rendezvous import UNNAMED, USUAL, RendezvousArgs, resolve
 from dlrover_run.command_line.sources import FlagValues
 from dlrover_run.coordination.requests import OperatorRequest, StackQuery
 from dlrover_run.coordination.rules import MAX_NODES, JobRules
@@ -24,6 +24,7 @@ from dlrover_run.features.operate.job_table import job_rows, render_jobs, termin
 from dlrover_run.features.operate.protocol import AgentInfo, AgentReply, AgentRequest, JobEnding
 from dlrover_run.features.operate.survey import FoundAgent, Survey, ask_agent, choose, group, survey
 from dlrover_run.rendezvous import backends
+from dlrover_run.rendezvous.backends import MASTER_VARIABLE
 from dlrover_run.rendezvous.client import AskFailed
 from dlrover_run.spec import Entrypoint, FlagValue, JobSpec, SpecError
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from dlrover_run.command_line import credentials, rdzv_conf
+from dlrover_run.command_line.feature import OWN_MASTER
 from dlrover_run.command_line.rdzv_conf import Key, RdzvConf, Scope
-from dlrover_run.command_line.rendezvous import LOCAL_MASTER, MASTER_VARIABLE, Rendezvous
+from dlrover_run.command_line.rendezvous import LOCAL_MASTER, Rendezvous
 from dlrover_run.command_line.sources import FlagValues
 from dlrover_run.command_line.suggestions import closest
 from dlrover_run.coordination.parts import applies
@@ -19,7 +20,6 @@ _PASSWORD_INSTEAD_OF_TOKEN = {
     credentials.TOKEN_VARIABLE: credentials.PASSWORD_VARIABLE,
     credentials.TOKEN_FILE_VARIABLE: credentials.PASSWORD_FILE_VARIABLE,
 }
-_OWN_MASTER = "has no effect with --local-nodes, which starts its own master."
 
 
 def rendezvous_warnings(
@@ -45,7 +45,7 @@ def rendezvous_warnings(
 def _key_warning(key: Key, rendezvous: Rendezvous) -> str:
     what = f"{key.name} of --rdzv-conf"
     if rendezvous.place is LOCAL_MASTER and (key.scope == "hosted" or key.name == "is_host"):
-        return f"{what} {_OWN_MASTER}"
+        return f"{what} {OWN_MASTER}"
     if rendezvous.place.leased and key.instead_in_store:
         store = rendezvous.place.backend
         return f"{what} has no effect with {store}: {key.instead_in_store.replace('{store}', store)}."
@@ -88,13 +88,12 @@ def _unmet(need: str, flags: FlagValues, rules: JobRules) -> str:
     return f"without {' or '.join(f'--{name}' for name in names)}"
 
 
-def flag_warnings(flags: FlagValues, spec: JobSpec, conf: RdzvConf, environ: Mapping[str, str]) -> Iterator[str]:
+def flag_warnings(flags: FlagValues, spec: JobSpec, conf: RdzvConf) -> Iterator[str]:
     """Warnings about the other flags of dlrover-run, by the job that they have come to."""
     yield from unmet_needs(flags, spec.rules)
     if conf.has("check_timeout") and not applies(spec.rules.parts, "health"):
         yield "check_timeout of --rdzv-conf has no effect without --network-check."
     yield from _rank_warnings(spec)
-    yield from _local_node_warnings(flags, spec, environ)
     if conf.autoscale and flags.explicit("autoscale") is None:
         yield f"autoscale_{next(iter(conf.autoscale))} of --rdzv-conf has no effect without --autoscale."
     elif "command_timeout" in conf.autoscale and flags.explicit("scale_command") is None:
@@ -111,17 +110,3 @@ def _rank_warnings(spec: JobSpec) -> Iterator[str]:
         # A map with some ranks of this node is meant for nodes of several sizes.
         if chosen.by_rank and min(chosen.by_rank) >= workers:
             yield f"{flag} has no effect on this node, which has {known}."
-
-
-def _local_node_warnings(flags: FlagValues, spec: JobSpec, environ: Mapping[str, str]) -> Iterator[str]:
-    local = flags.explicit("local_nodes")
-    if local is None or spec.local is None:
-        return
-    if spec.rendezvous.hosted:
-        endpoint = flags.explicit("rdzv_endpoint")
-        if endpoint and endpoint.text.strip():
-            yield f"{endpoint.source} {_OWN_MASTER}"
-        if environ.get(MASTER_VARIABLE, "").strip():
-            yield f"{MASTER_VARIABLE} {_OWN_MASTER}"
-    if spec.local.min_nodes == spec.local.max_nodes and (given := flags.explicit("node_join_after")):
-        yield f"{given.source} has no effect, since {local.source} {local.text} has no nodes that join later."

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
     from dlrover_run.command_line.sources import FlagValues
 
+STANDARD_INPUT = "-"
+"""Python reads the program from its standard input; no file has to exist."""
+
 DELETED = "a working directory that has been removed"
 
 
