@@ -261,7 +261,7 @@ class Agent:
                 name=name,
                 steps=progress.steps,
                 idle=round(max(0, now - progress.at) / 1e9, 3),
-                period=None if period is None else period.seconds,
+                period=period,
             )
             for name, (progress, period) in self._tick.sample().items()
         ]

@@ -18,7 +18,6 @@ from dlrover_run.coordination.model import NodePhase, NodeReport
 from dlrover_run.coordination.status import JobStatus, NodeStatus
 from dlrover_run.features.observe.activity_report import MIN_INTERVAL, ActivityReport, with_activity
 from dlrover_run.features.observe.page import Phase, Progress, StepSource
-from dlrover_run.features.observe.rhythm import Period
 from dlrover_run.features.observe.tick import Activities, Activity
 from dlrover_run.features.operate.protocol import TaskProgress
 from dlrover_run.features.operate.text import render_status
@@ -29,7 +28,7 @@ REFRESH = 5.0
 
 def done(steps: int, at: float, period: float | None = 0.5, waited: float = 0.0) -> Activity:
     progress = Progress(steps, 0, waited, int(at * 1e9), StepSource.REPORT, Phase.TRAINING)
-    return Activity(progress, None if period is None else Period(period, 0.0, 1.0))
+    return Activity(progress, period)
 
 
 def activities(steps: int, at: float, **changes: float) -> Activities:

@@ -24,7 +24,7 @@ from dlrover_run.features.observe.page import (
     encode,
     is_blank,
 )
-from dlrover_run.features.observe.rhythm import KEPT, Period, Rhythm
+from dlrover_run.features.observe.rhythm import KEPT, MIN_PAUSES, Rhythm
 
 WORD = 8
 """Bytes that a processor stores at once."""
@@ -273,21 +273,41 @@ def test_there_is_no_period_before_enough_steps() -> None:
 def test_the_period_does_not_depend_on_how_often_it_is_observed() -> None:
     at = [count * 0.25 for count in range(400)]
     often, rarely = rhythm_of(*enumerate(at)), rhythm_of(*list(enumerate(at))[::37])
-    assert often.period == rarely.period == Period(0.25, 0.0, 0.25)
+    assert often.period == rarely.period == 0.25
 
 
 def test_a_slow_first_step_and_a_checkpoint_do_not_change_the_period() -> None:
     times = [60.0, *(1.0 for _ in range(9)), 30.0, *(1.0 for _ in range(9))]
-    period = rhythm_of(*((count, sum(times[:count])) for count in range(len(times) + 1))).period
-    assert period == Period(1.0, 0.0, 60.0)
+    rhythm = rhythm_of(*((count, sum(times[:count])) for count in range(len(times) + 1)))
+    assert (rhythm.period, rhythm.longest_pause) == (1.0, 60.0)
+
+
+def test_a_pause_is_the_time_between_two_counts_however_many_steps_follow_it() -> None:
+    """An evaluation of 30 seconds, after which ten steps were made before the next observation."""
+    rhythm = rhythm_of((0, 0.0), (1, 1.0), (1, 20.0), (11, 31.0))
+    assert rhythm.longest_pause == 30.0
+    assert not rhythm.knows_pauses
+    for count in range(12, 12 + MIN_PAUSES):
+        rhythm.observe(1, count, float(20 + count))
+    assert rhythm.knows_pauses
+
+
+def test_old_pauses_are_forgotten_and_a_frozen_machine_is_no_pause() -> None:
+    rhythm = rhythm_of((0, 0.0), (1, 500.0))
+    rhythm.shift(100.0)
+    rhythm.observe(1, 2, 601.0)
+    assert rhythm.longest_pause == 500.0
+    for count in range(3, KEPT + 3):
+        assert rhythm.observe(1, count, 600.0 + count)
+    assert rhythm.longest_pause == 2.0
+    assert not rhythm.observe(1, KEPT + 2, 9000.0), "the same count"
 
 
 @given(st.lists(st.floats(0.9, 1.1), min_size=6, max_size=40))
 def test_the_period_lies_among_the_steps(times: list[float]) -> None:
     period = rhythm_of(*((count, sum(times[:count])) for count in range(len(times) + 1))).period
     assert period is not None
-    assert 0.9 - 1e-9 <= period.seconds <= 1.1 + 1e-9
-    assert period.spread <= 0.2 + 1e-9
+    assert 0.9 - 1e-9 <= period <= 1.1 + 1e-9
 
 
 def test_a_new_round_forgets_the_rhythm() -> None:
@@ -300,11 +320,11 @@ def test_a_count_that_decreases_restarts_and_keeps_the_rhythm() -> None:
     rhythm = rhythm_of(*((count, count * 0.5) for count in range(9)))
     rhythm.observe(1, 1, 100.0)
     rhythm.observe(1, 2, 100.5)
-    assert rhythm.period == Period(0.5, 0.0, 0.5)
+    assert rhythm.period == 0.5
 
 
 def test_a_rhythm_that_changes_is_followed() -> None:
     rhythm = rhythm_of(*((count, float(count)) for count in range(KEPT)))
     for count in range(1, KEPT + 1):
         rhythm.observe(1, KEPT + count, KEPT + 3.0 * count)
-    assert rhythm.period == Period(3.0, 0.0, 3.0)
+    assert rhythm.period == 3.0

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from virtual_loop import run_virtually
 
 from dlrover_run.features.observe.page import Phase, Progress, StepSource
-from dlrover_run.features.observe.rhythm import Period
 from dlrover_run.features.observe.tick import RETRY_INTERVAL, SAMPLE_INTERVAL, Activities, Tick
 
 STEP = 0.25
@@ -212,7 +211,7 @@ def test_the_period_is_that_of_the_steps_and_not_of_the_samples() -> None:
 
     seen = run_virtually(run())
     assert seen[0]["rank 0"].period is None
-    assert seen[-2]["rank 0"].period == Period(STEP, 0.0, STEP)
+    assert seen[-2]["rank 0"].period == STEP
     assert seen[-1]["rank 0"].period is None
 
 
@@ -228,5 +227,5 @@ def test_another_source_has_another_rhythm() -> None:
         return before, tick.sample()
 
     before, after = run_virtually(run())
-    assert before["rank 0"].period == Period(STEP, 0.0, STEP)
+    assert before["rank 0"].period == STEP
     assert after["rank 0"].period is None

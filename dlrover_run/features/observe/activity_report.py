@@ -94,7 +94,7 @@ class ActivityReport:
         return TaskActivity(
             name=name,
             steps=progress.steps,
-            period=None if period is None else float(f"{period.seconds:.3g}"),
+            period=None if period is None else float(f"{period:.3g}"),
             data_wait=self._data_wait(name, progress.waited, now),
             idle=round(max(0.0, now - progress.at / 1e9), 1),
             stalled=code,

@@ -1,5 +1,8 @@
-"""The rhythm of a task's steps: the time that one takes, and how much it varies. Pure: it takes counts and the times at
-which they were reached, and knows no clock."""
+"""The rhythm of a task's steps: how long one takes, and how long the pauses between them are. Pure: it takes counts and
+the times at which they were reached, and knows no clock.
+
+It is the one estimate of a step: what a node reports, `status` shows and a hang is measured by.
+"""
 
 from __future__ import annotations
 
@@ -8,20 +11,14 @@ from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
 KEPT = 64
-"""The number of observations that a period is computed from. Older ones are forgotten, as steps change with the data
+"""The number of observations that a rhythm is computed from. Older ones are forgotten, as steps change with the data
 and with the schedule of the training."""
 
 MIN_OBSERVATIONS = 3
 """With fewer there is no period: the first step of a job compiles and loads."""
 
-
-class Period(NamedTuple):
-    """The seconds of one step: the median, and the median distance from it. `longest` is the longest time in this round
-    between two counts, for one that was seen: an evaluation or a checkpoint between two steps is part of the rhythm."""
-
-    seconds: float
-    spread: float
-    longest: float
+MIN_PAUSES = 5
+"""Pauses with which it is known how long they are."""
 
 
 class _Mean(NamedTuple):
@@ -35,8 +32,8 @@ class Rhythm:
     """The rhythm of one worker in one round; it forgets everything when a new round begins.
 
     An observation is the count of steps and the time, in seconds, at which that count was reached, which need not be
-    the time of the observation. So the period is right however rarely it is observed. `longest` is exact only if every
-    step is observed; otherwise it is at most the true one.
+    the time of the observation. So the period is right however rarely it is observed. A pause is exact only if every
+    step is observed; otherwise it is too long by at most the time between two observations.
     """
 
     def __init__(self) -> None:
@@ -45,33 +42,52 @@ class Rhythm:
 
     def _forget(self) -> None:
         self._means: deque[_Mean] = deque(maxlen=KEPT)
-        self._longest = 0.0
+        self._pauses: deque[float] = deque(maxlen=KEPT)
         self._last: tuple[int, float] | None = None
 
-    def observe(self, round_: Hashable, count: int, at: float) -> None:
-        """Add an observation. One of another round forgets all others. A count that has gone back begins anew: another
-        source counts now."""
+    def observe(self, round_: Hashable, count: int, at: float) -> bool:
+        """Add an observation; whether there is another count than before. One of another round forgets all others. A
+        count that has gone back begins anew: another source counts now."""
         if round_ != self._round:
             self._round = round_
             self._forget()
+        last, self._last = self._last, (count, at)
+        if last is None:
+            return False
+        steps, seconds = count - last[0], at - last[1]
+        if steps == 0 or (steps > 0 and seconds < 0):
+            self._last = last
+            return False
+        self._pauses.append(max(0.0, seconds))
+        if steps > 0:
+            self._means.append(_Mean(seconds / steps, steps))
+        return True
+
+    def shift(self, seconds: float) -> None:
+        """Leave out a time in which the whole machine was frozen."""
         if self._last is not None:
-            steps, seconds = count - self._last[0], at - self._last[1]
-            if steps == 0 or (steps > 0 and seconds < 0):
-                return
-            if steps > 0:
-                mean = _Mean(seconds / steps, steps)
-                self._means.append(mean)
-                self._longest = max(self._longest, mean.seconds)
-        self._last = (count, at)
+            self._last = self._last[0], self._last[1] + seconds
 
     @property
-    def period(self) -> Period | None:
-        """The period; None as long as too little is known."""
-        if len(self._means) < MIN_OBSERVATIONS:
-            return None
-        seconds = _median(self._means)
-        spread = _median([_Mean(abs(mean.seconds - seconds), mean.steps) for mean in self._means])
-        return Period(seconds, spread, self._longest)
+    def counts(self) -> bool:
+        """Whether anything counts steps."""
+        return self._last is not None
+
+    @property
+    def period(self) -> float | None:
+        """The seconds of one step, the median; None as long as too little is known."""
+        return _median(self._means) if len(self._means) >= MIN_OBSERVATIONS else None
+
+    @property
+    def knows_pauses(self) -> bool:
+        """Whether it is known how long pauses are."""
+        return len(self._pauses) >= MIN_PAUSES
+
+    @property
+    def longest_pause(self) -> float:
+        """The longest time between two counts, 0 before the second one: an evaluation or a checkpoint between two steps
+        is part of the rhythm."""
+        return max(self._pauses, default=0.0)
 
 
 def _median(means: Sequence[_Mean]) -> float:

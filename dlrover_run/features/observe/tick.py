@@ -14,7 +14,7 @@ from functools import partial
 from typing import NamedTuple
 
 from dlrover_run.features.observe.page import Progress
-from dlrover_run.features.observe.rhythm import Period, Rhythm
+from dlrover_run.features.observe.rhythm import Rhythm
 
 SAMPLE_INTERVAL = 1.0
 """Seconds from one sample to the next for a consumer that needs no other: a page has the time of its last step, so the
@@ -28,10 +28,10 @@ EARLY = 0.3
 
 
 class Activity(NamedTuple):
-    """What a task has done, and the period of its steps in this round; None as long as it is not known."""
+    """What a task has done, and the seconds of one of its steps in this round; None as long as they are not known."""
 
     progress: Progress
-    period: Period | None
+    period: float | None
 
 
 Activities = Mapping[str, Activity]

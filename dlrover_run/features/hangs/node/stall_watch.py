@@ -14,6 +14,7 @@ from typing import Protocol
 
 import msgspec
 
+from dlrover_run.features.hangs.node.looks import Looks, Sampling
 from dlrover_run.features.hangs.node.stall_report import Names, StallReport
 from dlrover_run.features.hangs.node.watch_health import RETRY_INTERVAL, WatchHealth
 from dlrover_run.features.hangs.search.detector import AskStacks, Decision, Resumed, StallCode, Stalled
@@ -39,30 +40,8 @@ BURST = PROBES // 3
 SILENT_PROBES = PROBES // 6
 """Stacks in one place for which it counts that a worker has none."""
 
-LOOK_EVERY = 4
-"""As long as each worker counts steps between two samples, connections are looked at in one sample of so many: that
-takes most of the time of a sample, and says nothing more of a stall."""
-
-STEADY = 3
-"""Samples in succession in which each worker has counted steps, before its connections are looked at less often."""
-
-SUSPECT_SAMPLES = 2
-"""Samples with all evidence, soon after each other, once not all workers have counted steps any more."""
-
 VARIATION = 0.25
 """The part of an interval by which it varies: samples at the same moment of each step would show nothing else."""
-
-
-class Sampling(Protocol):
-    """What takes samples: `features.observe.sample.Sampler`."""
-
-    def sample(self, full: bool) -> list[Evidence]: ...
-
-    def repeat(self) -> list[Evidence]: ...
-
-    def forget(self, rank: int) -> None: ...
-
-    def close(self) -> None: ...
 
 
 class Stacks(Protocol):
@@ -156,7 +135,7 @@ class StallWatch:
         vary: Callable[[float], float] = lambda seconds: seconds * uniform(1 - VARIATION, 1 + VARIATION),
     ) -> None:
         self._detector = detector
-        self._sampling = sampling
+        self._looks = Looks(sampling)
         self._stacks = stacks
         self._on_stall = on_stall
         self._on_resume = on_resume
@@ -175,10 +154,6 @@ class StallWatch:
         self._ended: list[int] = []
         self._figures: dict[int, list[Evidence]] = defaultdict(list)
         self._sampled_at = 0.0
-        self._counts: Mapping[int, int] = {}
-        # Samples in succession in which each worker has counted steps, and how many are still to be taken soon.
-        self._steady = 0
-        self._suspect = 0
         # What all workers showed when they were quiet, and those that are quiet by themselves.
         self._quiet: _Quiet | None = None
         self._quiet_alone: _Quiet | None = None
@@ -198,17 +173,17 @@ class StallWatch:
             return RETRY_INTERVAL
         if self._health is not None:
             self._health.worked()
-        soon = self._suspect > 0 or self._detector.needs_figures or not self._detector.knows_limit
+        soon = self._looks.suspects or self._detector.needs_figures or not self._detector.knows_limit
         return self._vary(QUIET_INTERVAL if soon else TRAINING_INTERVAL)
 
     def close(self) -> None:
         """End the watch."""
-        self._sampling.close()
+        self._looks.close()
 
     def note_end(self, rank: int) -> None:
         """A worker has exited with 0. The others go on, and may wait for it in a collective."""
         self._ended.append(rank)
-        self._sampling.forget(rank)
+        self._looks.forget(rank)
 
     def confirm(
         self,
@@ -227,7 +202,7 @@ class StallWatch:
     async def step(self) -> None:
         """Take one sample, and carry out what the detector decides."""
         steps = self._steps()
-        samples, full = self._sample(steps)
+        samples, full = self._looks.take(steps, self._detector.needs_figures, self._detector.knows_limit)
         if not samples:
             return
         if self._on_sample is not None:
@@ -271,20 +246,6 @@ class StallWatch:
                 raise
             self._health.failed(error, "stragglers")
             self._on_sample = None
-
-    def _sample(self, steps: Mapping[int, int]) -> tuple[list[Evidence], bool]:
-        """The evidence of all workers, and whether it has the figures of their processes."""
-        before, self._counts = self._counts, steps
-        if self._ranks and all(rank in before and steps.get(rank, -1) > before[rank] for rank in self._ranks):
-            self._steady += 1
-        else:
-            self._suspect = SUSPECT_SAMPLES if self._steady > STEADY else self._suspect
-            self._steady = 0
-        full = self._suspect > 0 or self._detector.needs_figures
-        if self._steady > STEADY and self._steady % LOOK_EVERY and self._detector.knows_limit and not full:
-            return self._sampling.repeat(), False
-        self._suspect = max(0, self._suspect - 1)
-        return self._sampling.sample(full), full
 
     async def _on_no_progress(self, stalled: Stalled, samples: Sequence[Evidence]) -> None:
         partly = stalled.code is StallCode.ALONE and self._quiet is None

@@ -15,8 +15,8 @@ import enum
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
+from dlrover_run.features.hangs.search.changes import Change, Changes
 from dlrover_run.features.hangs.search.spin import moves, stays
 from dlrover_run.features.observe.records import Evidence
 
@@ -39,22 +39,6 @@ PAUSES_TO_LEARN = 5
 
 FREEZE = 3.0
 """Seconds between two samples after which the whole machine was frozen: that time is no pause of the workers."""
-
-BUSY_SHARE = 0.1
-"""A worker that uses or waits for a processor for this share of the time is busy. One that waits for a peer does
-next to nothing of that."""
-
-WORKING_FAULTS = 64
-"""Page faults in a second of processor time with which a busy worker works: one that spins needs no new memory."""
-
-MIN_WORKING_FAULTS = 8
-"""The same between two samples, in which the worker had little of a processor."""
-
-OUTPUT_BYTES = 1
-"""Bytes read or written between two samples that are progress."""
-
-CHILD_SHARE = 0.05
-"""A child that uses or waits for a processor for this share of the time works."""
 
 MEASURED = 2
 """Samples in a row that must show no progress of any process: an agent that has no processor takes few of them."""
@@ -107,17 +91,6 @@ class Resumed:
 Decision = Stalled | AskStacks | Resumed | None
 
 
-class _Change(NamedTuple):
-    """What a worker has done since the sample before: it was `busy` with a processor or waited for one, and with
-    `computed` it had one. `measured` says whether that is known of its process too."""
-
-    trained: bool
-    progress: bool
-    busy: bool
-    computed: bool
-    measured: bool
-
-
 @dataclass
 class Detector:
     """The detector of one round. `timeout` is the limit that the user has set (`--stall-timeout`), None to learn it.
@@ -132,9 +105,7 @@ class Detector:
     earlier: tuple[float, ...] = ()
     _own_pauses: int = 0
     _pauses: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT_PAUSES))
-    _last: dict[int, Evidence] = field(default_factory=dict)
-    _figures: dict[int, Evidence] = field(default_factory=dict)
-    _steps: dict[int, int] = field(default_factory=dict)
+    _changes: Changes = field(default_factory=Changes)
     _began: float | None = None
     _sampled: float | None = None
     _looked: float | None = None
@@ -155,6 +126,7 @@ class Detector:
 
     def __post_init__(self) -> None:
         self._pauses.extend(self.earlier)
+        self._changes.elsewhere = self.elsewhere
 
     @property
     def pauses(self) -> tuple[float, ...]:
@@ -193,7 +165,7 @@ class Detector:
     @property
     def _is_learned(self) -> bool:
         """Whether anything shows that these workers train together."""
-        together = self._first_at_store is not None and (len(self._last) > 1 or self.elsewhere)
+        together = self._first_at_store is not None and (self._changes.workers > 1 or self.elsewhere)
         return self.trains or self.knows_limit or together
 
     @property
@@ -222,15 +194,15 @@ class Detector:
         if before is not None and now - before > FREEZE and self._progress_at is not None:
             self._thaw(now - before)
             before = now
-        moved = [one for one in samples if one.rank in self._last and _has_exchanged(self._last[one.rank], one)]
+        moved = self._changes.moved(samples)
         data_age = min((age for one in moved if (age := one.traffic.data_age) is not None), default=None)
         if moved:
             self._exchanged_at = now if data_age is None or self._looked is None else max(self._looked, now - data_age)
         earliest = before
-        if self._repeated_since is not None and not self._count(samples, steps or {}):
+        if self._repeated_since is not None and not self._changes.count(samples, steps or {}):
             # The data that have moved may have done so before the last sample, which did not look at them.
             earliest = self._repeated_since
-        changes = {one.rank: self._change(one, samples, (steps or {}).get(one.rank)) for one in samples}
+        changes = self._changes.take(samples, steps or {})
         if self._first_at_store is None and any(one.traffic.at_store for one in samples):
             self._first_at_store = now
         self._sampled = now
@@ -279,7 +251,7 @@ class Detector:
         self._reported = None
         self._stacks.clear()
 
-    def _decide(self, samples: Sequence[Evidence], changes: Mapping[int, _Change], now: float) -> Decision:
+    def _decide(self, samples: Sequence[Evidence], changes: Mapping[int, Change], now: float) -> Decision:
         assert self._progress_at is not None
         ranks = tuple(one.rank for one in samples)
         busy = tuple(rank for rank, change in changes.items() if change.busy)
@@ -371,54 +343,4 @@ class Detector:
         self._repeated_since = None
         if self._first_at_store is not None:
             self._first_at_store += gap
-        # The processor time of the freeze means nothing.
-        self._figures.clear()
-
-    def _count(self, samples: Sequence[Evidence], steps: Mapping[int, int]) -> bool:
-        """Whether any worker has counted steps since the sample before."""
-        return any(steps.get(one.rank, -1) > self._steps.get(one.rank, -1) for one in samples)
-
-    def _change(self, one: Evidence, samples: Sequence[Evidence], steps: int | None) -> _Change:
-        before = self._last.get(one.rank)
-        self._last[one.rank] = one
-        # A worker alone has connections that need not be part of its training: only its own steps are.
-        exchanged = before is not None and _has_exchanged(before, one)
-        trained = exchanged and (len(samples) > 1 or self.elsewhere)
-        if steps is not None and self._steps.get(one.rank) != steps:
-            trained = trained or one.rank in self._steps
-            self._steps[one.rank] = steps
-        known = self._figures.get(one.rank)
-        if one.figures is None:
-            self._figures.pop(one.rank, None)
-            return _Change(trained, trained or exchanged, busy=False, computed=False, measured=False)
-        self._figures[one.rank] = one
-        if known is None or known.figures is None or one.at <= known.at:
-            return _Change(trained, trained or exchanged, busy=False, computed=False, measured=False)
-        seconds = one.at - known.at
-        own, earlier = one.figures.own, known.figures.own
-        moved = own.written - earlier.written >= OUTPUT_BYTES or own.read - earlier.read >= OUTPUT_BYTES
-        busy = own.runs or own.ready - earlier.ready >= BUSY_SHARE * seconds
-        computed = own.cpu - earlier.cpu >= BUSY_SHARE * seconds
-        enough = max(MIN_WORKING_FAULTS, WORKING_FAULTS * min(seconds, own.cpu - earlier.cpu))
-        works = busy and own.faults - earlier.faults >= enough
-        progress = trained or exchanged or moved or works or _child_works(one, known, seconds)
-        return _Change(trained, progress, busy, computed, measured=True)
-
-
-def _has_exchanged(before: Evidence, one: Evidence) -> bool:
-    return before.traffic[:2] != one.traffic[:2]
-
-
-def _child_works(one: Evidence, known: Evidence, seconds: float) -> bool:
-    assert one.figures is not None
-    assert known.figures is not None
-    before = {child.pid: child for child in known.figures.children}
-    for child in one.figures.children:
-        earlier = before.get(child.pid)
-        if earlier is None:
-            return True
-        if child.written + child.read > earlier.written + earlier.read:
-            return True
-        if child.runs or child.ready - earlier.ready >= CHILD_SHARE * seconds:
-            return True
-    return False
+        self._changes.forget_figures()

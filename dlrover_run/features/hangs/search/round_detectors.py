@@ -17,9 +17,7 @@ from dataclasses import dataclass, field
 
 from dlrover_run.features.hangs.search.detector import (
     FREEZE,
-    KEPT_PAUSES,
     PAUSE_FACTOR,
-    PAUSES_TO_LEARN,
     AskStacks,
     Decision,
     Detector,
@@ -28,6 +26,7 @@ from dlrover_run.features.hangs.search.detector import (
     Stalled,
 )
 from dlrover_run.features.observe.records import Evidence
+from dlrover_run.features.observe.rhythm import Rhythm
 
 ALONE_LIMIT = 15.0
 """Seconds without progress after which a worker is stalled while others train, at least. It is as long as that of a
@@ -52,9 +51,7 @@ class _Worker:
 
     detector: Detector
     timeout: float | None
-    steps: int | None = None
-    step_at: float = 0.0
-    step_pauses: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT_PAUSES))
+    rhythm: Rhythm = field(default_factory=Rhythm)
     counted: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT_TIMES))
     trained: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT_TIMES))
 
@@ -62,13 +59,11 @@ class _Worker:
     def has_rhythm(self) -> bool:
         """Whether it is known how long its pauses are. Of a worker that counts steps only these are its rhythm: what it
         exchanges besides may end at any time."""
-        if self.steps is None:
-            return self.detector.has_rhythm
-        return len(self.step_pauses) >= PAUSES_TO_LEARN
+        return self.rhythm.knows_pauses if self.rhythm.counts else self.detector.has_rhythm
 
     @property
     def limit(self) -> float:
-        longest = max(self.step_pauses, default=0.0) if self.timeout is None else 0.0
+        longest = self.rhythm.longest_pause if self.timeout is None else 0.0
         return max(self.detector.limit, PAUSE_FACTOR * longest)
 
     @property
@@ -78,14 +73,11 @@ class _Worker:
 
     def observe(self, one: Evidence, steps: int | None, frozen: float) -> Decision:
         if frozen:
-            self.step_at += frozen
+            self.rhythm.shift(frozen)
             self.counted.clear()
             self.trained.clear()
-        if steps is not None and steps != self.steps:
-            if self.steps is not None:
-                self.step_pauses.append(one.at - self.step_at)
-                self.counted.append(one.at)
-            self.steps, self.step_at = steps, one.at
+        if steps is not None and self.rhythm.observe(None, steps, one.at):
+            self.counted.append(one.at)
         decision = self.detector.observe([one], {} if steps is None else {one.rank: steps})
         if not self.detector.needs_figures:
             self.trained.append(one.at)

@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from dlrover_run.coordination.bounds import Count, Total
-from dlrover_run.features.hangs.search.detector import BUSY_SHARE
+from dlrover_run.features.hangs.search.changes import BUSY_SHARE
 from dlrover_run.features.hangs.search.outside import waits_outside
 from dlrover_run.features.hangs.stacks.stacks import Frame, Stack
 from dlrover_run.features.observe.records import Evidence

@@ -1,0 +1,112 @@
+"""What each worker has done between two samples: whether it trained, made other progress, or used a processor. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from dlrover_run.features.observe.records import Evidence
+
+BUSY_SHARE = 0.1
+"""A worker that uses or waits for a processor for this share of the time is busy. One that waits for a peer does
+next to nothing of that."""
+
+WORKING_FAULTS = 64
+"""Page faults in a second of processor time with which a busy worker works: one that spins needs no new memory."""
+
+MIN_WORKING_FAULTS = 8
+"""The same between two samples, in which the worker had little of a processor."""
+
+OUTPUT_BYTES = 1
+"""Bytes read or written between two samples that are progress."""
+
+CHILD_SHARE = 0.05
+"""A child that uses or waits for a processor for this share of the time works."""
+
+
+class Change(NamedTuple):
+    """What a worker has done since the sample before: it was `busy` with a processor or waited for one, and with
+    `computed` it had one. `measured` says whether that is known of its process too."""
+
+    trained: bool
+    progress: bool
+    busy: bool
+    computed: bool
+    measured: bool
+
+
+@dataclass
+class Changes:
+    """The samples of one round. `elsewhere`: it has workers on other nodes too."""
+
+    elsewhere: bool = False
+    _last: dict[int, Evidence] = field(default_factory=dict)
+    _figures: dict[int, Evidence] = field(default_factory=dict)
+    _steps: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def workers(self) -> int:
+        """The number of workers of this node that were seen."""
+        return len(self._last)
+
+    def moved(self, samples: Sequence[Evidence]) -> list[Evidence]:
+        """Those that have exchanged data since the sample before."""
+        return [one for one in samples if one.rank in self._last and _has_exchanged(self._last[one.rank], one)]
+
+    def count(self, samples: Sequence[Evidence], steps: Mapping[int, int]) -> bool:
+        """Whether any worker has counted steps since the sample before."""
+        return any(steps.get(one.rank, -1) > self._steps.get(one.rank, -1) for one in samples)
+
+    def take(self, samples: Sequence[Evidence], steps: Mapping[int, int]) -> dict[int, Change]:
+        """Take the evidence of all workers at one time and their steps; what each has done since the sample before."""
+        return {one.rank: self._change(one, samples, steps.get(one.rank)) for one in samples}
+
+    def forget_figures(self) -> None:
+        """The machine was frozen: the processor time of a freeze means nothing."""
+        self._figures.clear()
+
+    def _change(self, one: Evidence, samples: Sequence[Evidence], steps: int | None) -> Change:
+        before = self._last.get(one.rank)
+        self._last[one.rank] = one
+        # A worker alone has connections that need not be part of its training: only its own steps are.
+        exchanged = before is not None and _has_exchanged(before, one)
+        trained = exchanged and (len(samples) > 1 or self.elsewhere)
+        if steps is not None and self._steps.get(one.rank) != steps:
+            trained = trained or one.rank in self._steps
+            self._steps[one.rank] = steps
+        known = self._figures.get(one.rank)
+        if one.figures is None:
+            self._figures.pop(one.rank, None)
+            return Change(trained, trained or exchanged, busy=False, computed=False, measured=False)
+        self._figures[one.rank] = one
+        if known is None or known.figures is None or one.at <= known.at:
+            return Change(trained, trained or exchanged, busy=False, computed=False, measured=False)
+        seconds = one.at - known.at
+        own, earlier = one.figures.own, known.figures.own
+        moved = own.written - earlier.written >= OUTPUT_BYTES or own.read - earlier.read >= OUTPUT_BYTES
+        busy = own.runs or own.ready - earlier.ready >= BUSY_SHARE * seconds
+        computed = own.cpu - earlier.cpu >= BUSY_SHARE * seconds
+        enough = max(MIN_WORKING_FAULTS, WORKING_FAULTS * min(seconds, own.cpu - earlier.cpu))
+        works = busy and own.faults - earlier.faults >= enough
+        progress = trained or exchanged or moved or works or _child_works(one, known, seconds)
+        return Change(trained, progress, busy, computed, measured=True)
+
+
+def _has_exchanged(before: Evidence, one: Evidence) -> bool:
+    return before.traffic[:2] != one.traffic[:2]
+
+
+def _child_works(one: Evidence, known: Evidence, seconds: float) -> bool:
+    assert one.figures is not None
+    assert known.figures is not None
+    before = {child.pid: child for child in known.figures.children}
+    for child in one.figures.children:
+        earlier = before.get(child.pid)
+        if earlier is None:
+            return True
+        if child.written + child.read > earlier.written + earlier.read:
+            return True
+        if child.runs or child.ready - earlier.ready >= CHILD_SHARE * seconds:
+            return True
+    return False
