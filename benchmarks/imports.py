@@ -114,7 +114,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         rows.append(measure(module, Limits()))
         print(*rows[-1], sep=" | ", file=sys.stderr, flush=True)
     absent = sorted(set(options.modules) - set(installed))
-    about = "one run each: SIGKILL of one of two workers until both run again, the imports of the workers included"
+    about = (
+        "one run each: SIGKILL of one of two workers until both run again, their imports included; "
+        "the load is that after the last run"
+    )
     about += f"; not installed: {', '.join(absent)}" if absent else ""
     shown = [(row.module, row.version, row.workers, f"{row.seconds:.2f} s" if row.seconds else "-") for row in rows]
     save_table(options.output / "imports.json", "Libraries and forked workers", about, HEAD, shown, rows)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
@@ -95,6 +96,22 @@ def test_the_figures_of_a_start_in_the_readme_are_those_of_the_benchmark() -> No
         assert float(figure) == pytest.approx(growth[title]["median"], rel=0.5)
     assert "about 0.1 s on one machine" in text
     assert rows_of("kill")["dlrover-run forkserver"]["median"] < 0.15
+
+
+def test_the_libraries_of_forkserver_are_those_of_the_benchmark() -> None:
+    results = json.loads((ROOT / "benchmarks/results/forkserver/imports.json").read_text())["rows"]
+    times = {
+        how: [seconds for *_, workers, seconds in results if (workers == "forked") is how] for how in (True, False)
+    }
+    left_out = [f"`{module}`" for module, _, workers, _ in results if workers.startswith("forked without")]
+    assert len(left_out) == len(times[False]) == 7, "the page says seven"
+    page = " ".join((DOCS / "forkserver.md").read_text().split())
+    assert f"Of the {len(results)} modules that" in page
+    whole, rest = times[True], times[False]
+    assert f"{len(whole)} are in the template: after a kill both workers ran again after" in page
+    assert f"after {min(whole):.2f} to {max(whole):.2f} s, {median(whole):.2f} s in the median" in page
+    assert f"left out: {', '.join(left_out)}." in page
+    assert f"ran again after {min(rest):.1f} to {max(rest):.1f} s, because" in page
 
 
 def test_the_jobs_that_torchrun_lost_add_up() -> None:
