@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
+from dlrover_run import exit_codes
 from dlrover_run.agent.host import host_name
 from dlrover_run.command_line import values
 from dlrover_run.command_line.entry_point import report
@@ -30,6 +31,7 @@ from dlrover_run.coordination.status import JobStatus
 from dlrover_run.features.operate.completion import complete_job
 from dlrover_run.features.operate.find import FoundJob, SeveralJobs, find_job
 from dlrover_run.features.operate.ids import short_id
+from dlrover_run.features.operate.pipe import drop_output
 from dlrover_run.rendezvous.client import AskFailed
 from dlrover_run.spec import UsageError
 from dlrover_run.words.reasons import shown_names
@@ -229,6 +231,10 @@ def operator_command(
             except AskFailed as failed:
                 report(asker.name, sanitize(str(failed)).rstrip(".") + ".")
                 return no_job if failed.no_job else refused
+            except BrokenPipeError:
+                # The reader of its output, as `head`, has all that it wants.
+                drop_output()
+                return exit_codes.SUCCESS
 
         own = list(inspect.signature(work, eval_str=True).parameters.values())[1:]
         # `why` and `events` have a word already, which names a job too.

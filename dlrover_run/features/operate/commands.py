@@ -35,6 +35,7 @@ from dlrover_run.features.operate.completion import complete_node
 from dlrover_run.features.operate.drain import drain_problem, named
 from dlrover_run.features.operate.find import FoundJob, Readings, survey_here
 from dlrover_run.features.operate.job_table import ended_row, job_rows, render_jobs, terminal_width
+from dlrover_run.features.operate.pipe import while_read
 from dlrover_run.features.operate.survey import group
 from dlrover_run.features.operate.text import Line, StatusLines, render_stacks, status_lines
 from dlrover_run.rendezvous.client import AskFailed
@@ -166,7 +167,7 @@ async def top(asker: Asker) -> int:
                 return exit_codes.SUCCESS
             print("\n".join(painted(line) for line in last.all))
         else:
-            await _print_changes(look, found)
+            await while_read(_print_changes(look, found))
         ending = await endings.last()
     return _report_ending(asker, job, found[-1], ending)
 

@@ -21,6 +21,7 @@ from dlrover_run.coordination.worker_logs import LogRequest
 from dlrover_run.features.operate.asker import FLAGS, MAX_DIGITS, REFUSED, Asker, operator_command
 from dlrover_run.features.operate.find import FoundJob
 from dlrover_run.features.operate.output import FOLLOW_WAIT, OutputPrinter, follow, workers_of
+from dlrover_run.features.operate.pipe import while_read
 from dlrover_run.rendezvous.client import AskFailed
 from dlrover_run.spec import UsageError
 from dlrover_run.words.text import counted
@@ -90,7 +91,8 @@ async def logs(
     if follows:
         further = replace(query, logs=replace(request, wait=FOLLOW_WAIT))
         with contextlib.suppress(asyncio.CancelledError):
-            report(asker.name, await follow(lambda query: asker.stacks(job, query), further, found, printer))
+            following = follow(lambda query: asker.stacks(job, query), further, found, printer)
+            report(asker.name, await while_read(following))
     return exit_codes.SUCCESS
 
 
