@@ -49,6 +49,9 @@ OF_KUBEDL["elasticPolicy"] = {
 }
 """No release of KubeDL has these fields of the published torchelastic-resnet.yaml; their schemas follow its text."""
 
+FIRST_SUCCESS = {"rules": [{"succeededCount": 1}]}
+"""The success policy of a Job that succeeds with its first pod."""
+
 GRACE = 30
 """The grace period in seconds of a pod without terminationGracePeriodSeconds."""
 
@@ -219,6 +222,8 @@ def test_the_command_of_a_pod_starts_the_whole_job(group: str, document: Manifes
     assert isinstance(spec, JobSpec)
     for job in jobs(document):
         assert job["completions"] == job["parallelism"] == spec.rules.max_nodes
+        # A pod that is replaced at the end finds no node, and would fail a Job whose training has succeeded.
+        assert (job.get("successPolicy") == FIRST_SUCCESS) == (spec.rules.min_nodes < spec.rules.max_nodes)
         if any(word.startswith("--rdzv-endpoint") for word in words):
             assert place_of(spec).master is not None
             assert place_of(spec).master.host == f"{document['metadata']['name']}-0.{pod['subdomain']}"
