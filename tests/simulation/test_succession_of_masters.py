@@ -9,9 +9,10 @@ from unittest.mock import patch
 
 import pytest
 
-from dlrover_run.coordination import coordinator
-from dlrover_run.coordination.coordinator import Coordinator
+from dlrover_run.coordination import coordinator, quorum
 from dlrover_run.coordination.model import Plan
+from dlrover_run.coordination.quorum import LostMaster
+from dlrover_run.coordination.rules import JobRules
 from dlrover_run.master.jobs import Jobs
 from dlrover_run.rendezvous.master import succession
 from dlrover_run.rendezvous.master.client import MasterClient
@@ -81,11 +82,9 @@ DEFECTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "all candidates start at once": lambda: patch.object(succession, "CANDIDATE_DELAY", 0.0),
     "the endpoint's node is not sent to the successor": lambda: patch.object(Jobs, "move", lambda *_: Answered()),
     "the next master needs more members than there are": lambda: patch.object(
-        coordinator, "needed_members", lambda members, least, ended: members
+        quorum, "needed_members", lambda members, least, ended: members
     ),
-    "the next master needs no quorum": lambda: patch.object(
-        coordinator, "needed_members", lambda members, least, ended: 0
-    ),
+    "the next master needs no quorum": lambda: patch.object(quorum, "needed_members", lambda members, least, ended: 0),
     "the master that was replaced keeps its nodes": lambda: patch.object(
         MasterClient, "_recall_from", recall_from_endpoint
     ),
@@ -101,19 +100,19 @@ def test_planted_defects_break_a_law(defect: str) -> None:
         play_ten(FIRST_SEEDS.get(defect, 0))
 
 
-real_quorum = Coordinator._with_quorum
+real_quorum = quorum.with_quorum
 
 
-def only_between_rounds(self: Coordinator, plan: Plan) -> Plan:
-    return real_quorum(self, plan) if plan.members else plan
+def only_between_rounds(plan: Plan, rules: JobRules, lost: LostMaster | None) -> Plan:
+    return real_quorum(plan, rules, lost) if plan.members else plan
 
 
 EARLY_DEFECTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "before the first round the next master needs no quorum": lambda: patch.object(
-        Coordinator, "_with_quorum", only_between_rounds
+        coordinator, "with_quorum", only_between_rounds
     ),
     "a majority is enough though the first node may have others": lambda: patch.object(
-        coordinator, "needed_members", lambda members, least, ended: (members - ended) // 2 + 1
+        quorum, "needed_members", lambda members, least, ended: (members - ended) // 2 + 1
     ),
     "all nodes are needed": DEFECTS["the next master needs more members than there are"],
     "no node starts the next master": DEFECTS["no node starts the next master"],
