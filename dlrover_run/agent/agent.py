@@ -29,10 +29,10 @@ from dlrover_run.coordination.model import OVER
 from dlrover_run.features.events.event_log import AssignmentEvents, log_opened
 from dlrover_run.features.events.live import LiveLedger
 from dlrover_run.features.events.records import NO_EVENTS, AgentEnded, Events, StopRequested, WatchFailed
+from dlrover_run.features.events.stream import EventStream
 from dlrover_run.features.observe.activity_report import REFRESH_INTERVAL, ActivityReport, with_activity
 from dlrover_run.features.observe.tick import EARLY, RETRY_INTERVAL, SAMPLE_INTERVAL, Activities, Tick
 from dlrover_run.features.operate.agent_socket import AgentSocket
-from dlrover_run.features.resources.monitor import ResourceMonitor
 from dlrover_run.output.relay_client import RelayClient
 from dlrover_run.output.run_directory import RunDir
 from dlrover_run.processes import tree
@@ -80,8 +80,7 @@ class Agent:
         self._ledger: LiveLedger | None = None
         if job.rendezvous.coordinated:
             events = self._ledger = LiveLedger(log_opened(job), events)
-        self._resources = ResourceMonitor(events)
-        events = self._resources
+        stream = events = EventStream(events)
         self._times: PhaseTimes | None = None
         self._logs: WorkerLogs | None = None
         self._began = time.monotonic()
@@ -115,7 +114,7 @@ class Agent:
             start=lambda work: self._background.create_task(work),
             features=self._features,
             tick=self._tick,
-            events=events,
+            events=stream,
         )
         self._adapter = make_adapter(self._services)
         self._client = open_client(self._wake.set, self._print_job_line)
@@ -125,9 +124,8 @@ class Agent:
             self._ask,
             self._task_progress,
             self._ask_stacks,
-            lambda: self._add_to_activity(NodeActivity(())).memory,
+            self._read_activity,
             self._kept_events.lines,
-            self._resources.sample,
         )
         # Of a job of one node this agent is asked, which reads the pages then; only stalls have to be noted before.
         refresh = backends.of(job.rendezvous).refresh or (None if job.stall_action == "off" else REFRESH_INTERVAL)
@@ -267,10 +265,8 @@ class Agent:
         ]
 
     def _begin_to_observe(self) -> None:
-        """Have samples of the tasks taken for all that wants them. The use of resources is sampled before it is
-        reported."""
+        """Have samples of the tasks taken for the event log and for the reports of this node."""
         takers = [("the figures of the event log", self._log_sample)] if self._kept_events is not NO_EVENTS else []
-        takers.append(("what workers use of processors, memory and devices", self._take_use))
         if self._activity is not None:
             takers.append(("the progress of workers", self._take_activity))
         for name, take in takers:
@@ -278,10 +274,6 @@ class Agent:
 
     def _log_sample(self, sample: Activities) -> float:
         self._adapter.log_progress(sample)
-        return SAMPLE_INTERVAL
-
-    def _take_use(self, sample: Activities) -> float:
-        self._resources.take()
         return SAMPLE_INTERVAL
 
     def _take_activity(self, sample: Activities) -> float:
@@ -294,7 +286,7 @@ class Agent:
             own.memory,
             own.watch_problem,
             self._adapter.ended,
-            self._resources.use,
+            own.use,
         )
         if self._follow_phases(is_news) or is_news:
             self._wake.set()
@@ -311,6 +303,11 @@ class Agent:
 
     def _begin_features(self) -> None:
         self._features.begin(self._services, self._adapter, self._client.assignment)
+
+    def _read_activity(self) -> NodeActivity:
+        """What this node does now, for the socket of operators."""
+        self._features.look()
+        return self._add_to_activity(NodeActivity(()))
 
     def _add_to_activity(self, activity: NodeActivity) -> NodeActivity:
         return self._features.add_to_activity(self._adapter.add_to_activity(activity))

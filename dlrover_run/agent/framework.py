@@ -22,7 +22,7 @@ from dlrover_run.agent.shutdown import ShutdownRequest
 from dlrover_run.console.console import Console
 from dlrover_run.coordination.activity import NodeActivity
 from dlrover_run.coordination.model import Assignment, NodeReport
-from dlrover_run.features.events.records import NO_EVENTS, Events
+from dlrover_run.features.events.stream import EventStream
 from dlrover_run.features.observe.page import Progress
 from dlrover_run.features.observe.tick import Activities, Tick
 from dlrover_run.output.relay_client import RelayClient
@@ -60,7 +60,7 @@ class AgentServices(msgspec.Struct, frozen=True):
     start: StartWork
     features: NodeFeatures
     tick: Tick
-    events: Events = NO_EVENTS
+    events: EventStream
 
 
 class FrameworkAdapter(ABC, Generic[Key]):

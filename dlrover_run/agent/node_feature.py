@@ -46,6 +46,9 @@ class NodeFeature:
         """The report of this node with what the feature has to report, in each turn of the loop."""
         return report
 
+    def look(self) -> None:
+        """Read anew what `add_to_activity` adds: an operator asks this node."""
+
     def add_to_activity(self, activity: NodeActivity) -> NodeActivity:
         """What this node does, for people, with what the feature knows of it; about once a second."""
         return activity
@@ -96,6 +99,10 @@ class NodeFeatures:
         for feature in self._begun.values():
             report = feature.add_to_report(report)
         return report
+
+    def look(self) -> None:
+        for feature in self._begun.values():
+            feature.look()
 
     def add_to_activity(self, activity: NodeActivity) -> NodeActivity:
         for feature in self._begun.values():

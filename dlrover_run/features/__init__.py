@@ -46,6 +46,7 @@ FEATURES = (
     Feature("autoscale", "autoscaler", _by_assignment("autoscale")),
     Feature("hangs", "node.feature", lambda job, assignment: job.stall_action != "off"),
     Feature("checkpoints", "feature", lambda job, assignment: job.checkpoint_memory != 0),
+    Feature("resources", "feature", workers=False),
     Feature("hooks", "node", lambda job, assignment: "hooks" in job.settings),
 )
 """In the order in which an agent calls them."""

@@ -17,6 +17,7 @@ from dlrover_run.coordination.activity import NodeActivity
 from dlrover_run.coordination.resource_use import MAX_TASKS, DeviceUse, NodeUse, TaskUse, rounded
 from dlrover_run.coordination.status import JobState, JobStatus, NodeCondition, NodeStatus
 from dlrover_run.features.events.records import Event, Events, WorkerExited, WorkerKept, WorkerResources, WorkerStarted
+from dlrover_run.features.events.stream import EventStream
 from dlrover_run.features.observe.activity_report import ActivityReport
 from dlrover_run.features.operate.text import render_status
 from dlrover_run.features.operate.web.metrics import JobFigures, render_metrics
@@ -275,13 +276,13 @@ Watched = tuple[ResourceMonitor, Log, Clock]
 def watched(monkeypatch: pytest.MonkeyPatch) -> Watched:
     monkeypatch.setattr(monitor, "usable_memory", lambda: 32 * GIB)
     log, clock = Log(), Clock()
-    return ResourceMonitor(log, lambda: None, clock), log, clock
+    return ResourceMonitor(log.emit, lambda: None, clock), log, clock
 
 
 def test_figures_are_written_each_minute_and_when_a_worker_fails(watched: Watched, holder: int) -> None:
     here, log, clock = watched
-    here.emit(started(0, holder))
-    here.emit(started(1, os.getpid()))
+    here.note(started(0, holder))
+    here.note(started(1, os.getpid()))
     here.take()
     assert [one.rank for one in log.figures] == [0, 1]
     assert log.figures[0].processes == 2
@@ -293,29 +294,29 @@ def test_figures_are_written_each_minute_and_when_a_worker_fails(watched: Watche
         here.take()
     assert len(log.figures) == 4
     assert log.figures[2].processors is not None
-    here.emit(exited(0, holder, -9, peak=30 * GIB))
+    here.note(exited(0, holder, -9, peak=30 * GIB))
     ended, other = log.figures[4:]
     assert (ended.rank, ended.ended, ended.peak, ended.pid) == (0, True, 30 * GIB, holder)
     assert ended.memory == log.figures[2].memory
     assert (other.rank, other.ended, other.peak) == (1, False, 0)
-    here.emit(exited(1, os.getpid(), -15, stopped_with="SIGTERM"))
+    here.note(exited(1, os.getpid(), -15, stopped_with="SIGTERM"))
     assert len(log.figures) == 6, "it was stopped, and has not failed"
     assert here.use is None
 
 
 def test_a_worker_that_fails_before_the_first_sample_has_its_peak(watched: Watched) -> None:
     here, log, _ = watched
-    here.emit(started(0, 11))
-    here.emit(exited(0, 11, 1, peak=GIB))
+    here.note(started(0, 11))
+    here.note(exited(0, 11, 1, peak=GIB))
     (ended,) = log.figures
     assert (ended.memory, ended.peak, ended.limit) == (0, GIB, 32 * GIB)
 
 
 def test_a_worker_that_is_kept_has_its_new_rank(watched: Watched) -> None:
     here, _, clock = watched
-    here.emit(started(3, os.getpid()))
+    here.note(started(3, os.getpid()))
     here.take()
-    here.emit(WorkerKept(round=2, rank=1, local_rank=0, pid=os.getpid()))
+    here.note(WorkerKept(round=2, rank=1, local_rank=0, pid=os.getpid()))
     clock.now += SAMPLE_INTERVAL
     here.take()
     assert here.use is not None
@@ -324,7 +325,7 @@ def test_a_worker_that_is_kept_has_its_new_rank(watched: Watched) -> None:
 
 def test_programs_that_ask_at_once_get_one_sample(watched: Watched) -> None:
     here, _, clock = watched
-    here.emit(started(0, os.getpid()))
+    here.note(started(0, os.getpid()))
     first = here.sample()
     assert here.sample() == first, "in no time the kernel counts no ticks"
     clock.now += 1
@@ -339,8 +340,10 @@ def test_a_failure_of_the_monitor_ends_nothing(watched: Watched, monkeypatch: py
 
     here, log, _ = watched
     monkeypatch.setattr(monitor, "usable_memory", no_proc)
-    here.emit(started(0, 11))
-    here.emit(exited(0, 11, 1))
+    stream = EventStream(log)
+    stream.listen(here.note)
+    stream.emit(started(0, 11))
+    stream.emit(exited(0, 11, 1))
     assert [type(event) for event in log.events] == [WorkerStarted, WorkerExited]
 
 
@@ -352,9 +355,9 @@ def test_devices_are_closed_between_two_rounds(monkeypatch: pytest.MonkeyPatch) 
         return readers[-1]
 
     log, clock = Log(), Clock()
-    here = ResourceMonitor(log, open_devices, clock)
+    here = ResourceMonitor(log.emit, open_devices, clock)
     for _ in range(2):
-        here.emit(started(0, os.getpid()))
+        here.note(started(0, os.getpid()))
         here.take()
         while not readers[-1].latest:
             pass
@@ -362,7 +365,7 @@ def test_devices_are_closed_between_two_rounds(monkeypatch: pytest.MonkeyPatch) 
         here.take()
         assert here.use is not None
         assert [one.index for one in here.use.tasks[0].devices] == [0]
-        here.emit(exited(0, os.getpid(), 0))
+        here.note(exited(0, os.getpid(), 0))
         readers[-1]._thread.join()
     assert len(readers) == 2
 

@@ -112,6 +112,8 @@ def _means_more(before: NodeActivity, now: NodeActivity) -> bool:
     """Whether a reader of these figures would conclude something else, leaving out how many steps there are."""
     if len(before.tasks) != len(now.tasks) or (before.memory is None) != (now.memory is None):
         return True
+    if (before.use is None) != (now.use is None):
+        return True
     if (before.watch_problem, before.ended) != (now.watch_problem, now.ended):
         return True
     return any(_differs(one, other) for one, other in zip(before.tasks, now.tasks, strict=True))

@@ -17,9 +17,8 @@ from dlrover_run.processes import unix_sockets
 from dlrover_run.rendezvous.client import AskFailed
 
 if TYPE_CHECKING:
-    from dlrover_run.coordination.activity import MemoryUse
+    from dlrover_run.coordination.activity import NodeActivity
     from dlrover_run.coordination.requests import OperatorRequest, StackQuery
-    from dlrover_run.coordination.resource_use import NodeUse
     from dlrover_run.coordination.stacks import JobStacks
     from dlrover_run.coordination.status import JobStatus
     from dlrover_run.features.operate.protocol import AgentInfo, AgentReply, AgentRequest, JobEnding, TaskProgress
@@ -44,7 +43,7 @@ AskStacks = Callable[["StackQuery"], Awaitable["JobStacks"]]
 
 
 class AgentSocket:
-    """Answers requests with what `info`, `progress`, `memory`, `recent_events` and `use` return, with the status that
+    """Answers requests with what `info`, `progress`, `activity` and `recent_events` return, with the status that
     `ask` and the stacks that `ask_stacks` returns. It needs a running loop, and costs nothing without a request."""
 
     def __init__(
@@ -53,17 +52,15 @@ class AgentSocket:
         ask: Ask,
         progress: Callable[[], Sequence[TaskProgress]] = tuple,
         ask_stacks: AskStacks | None = None,
-        memory: Callable[[], MemoryUse | None] = lambda: None,
+        activity: Callable[[], NodeActivity | None] = lambda: None,
         recent_events: Callable[[], Sequence[bytes]] = tuple,
-        use: Callable[[], NodeUse | None] = lambda: None,
     ) -> None:
         self._info = info
         self._progress = progress
         self._ask = ask
         self._ask_stacks = ask_stacks
-        self._memory = memory
+        self._activity = activity
         self._recent_events = recent_events
-        self._use = use
         self._connections = ConnectionServer(self._serve, MAX_CONNECTIONS)
         self._ending: asyncio.Future[JobEnding] | None = None
         self._watchers: set[asyncio.Task[None]] = set()
@@ -113,11 +110,12 @@ class AgentSocket:
 
         request = msgspec.json.decode(line, type=AgentRequest, dec_hook=decode_part)
         tasks = tuple(self._progress())[:MAX_TASKS] if request.progress else ()
+        activity = guarded("the activity", self._activity, None) if request.progress else None
         reply = AgentReply(
             agent=self._info(),
             tasks=tasks,
-            memory=self._memory() if request.progress else None,
-            use=guarded("the use of resources", self._use, None) if request.progress else None,
+            memory=None if activity is None else activity.memory,
+            use=None if activity is None else activity.use,
             events=tuple(map(msgspec.Raw, self._recent_events())) if request.events else (),
         )
         if request.ending:

@@ -1,7 +1,7 @@
 """Samples what the workers of this node use, keeps the last sample, and writes it to the event log.
 
-It learns which workers run from the events that pass through it, so it serves every framework, and needs nothing of
-the rounds. psutil and NVML are imported with the first sample, for which no launch waits.
+It learns which workers run from the events of the agent, so it serves every framework, and needs nothing of the rounds.
+psutil and NVML are imported with the first sample, for which no launch waits.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
 from msgspec.structs import asdict, replace
@@ -17,11 +16,9 @@ from msgspec.structs import asdict, replace
 from dlrover_run.coordination.resource_use import MAX_TASKS, DeviceUse, NodeUse, TaskUse
 from dlrover_run.devices import holders
 from dlrover_run.devices.capacity import usable_memory
-from dlrover_run.failures.guard import guarded
 from dlrover_run.features.events.records import (
     DeviceFigures,
     Event,
-    Events,
     WorkerEvent,
     WorkerExited,
     WorkerKept,
@@ -57,16 +54,16 @@ class _Worker:
     logged_at: float = float("-inf")
 
 
-class ResourceMonitor(Events):
-    """Takes the events of one agent, and passes them on to `log`. `open_devices` begins to read the devices."""
+class ResourceMonitor:
+    """The workers of one agent. `emit` writes an event to its log, and `open_devices` begins to read the devices."""
 
     def __init__(
         self,
-        log: Events,
+        emit: Callable[[Event], None],
         open_devices: Callable[[], DeviceReader | None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._log = log
+        self._emit = emit
         self._open_devices = open_devices or _open_devices
         self._clock = clock
         self._workers: dict[int, _Worker] = {}
@@ -76,26 +73,22 @@ class ResourceMonitor(Events):
         self._sampled_at: float | None = None
         self._failed_in: tuple[str, int] | None = None
 
-    def emit(self, event: Event) -> None:
+    def note(self, event: Event) -> None:
+        """Take an event of the agent, when it is in the log."""
         if isinstance(event, WorkerStarted | WorkerKept):
             self._note_start(event)
-        self._log.emit(event)
-        if isinstance(event, WorkerExited) and (worker := self._workers.pop(event.pid, None)) is not None:
-            if event.failed:
-                guarded("the use of resources", partial(self._log_failure, worker, event), None)
+        elif isinstance(event, WorkerExited) and (worker := self._workers.pop(event.pid, None)) is not None:
             if not self._workers:
-                self._close()
+                self.close()
+            if event.failed:
+                self._log_failure(worker, event)
 
-    def close(self) -> bool:
-        self._close()
-        return self._log.close()
-
-    @property
-    def path(self) -> str:
-        return self._log.path
-
-    def lines(self) -> list[bytes]:
-        return self._log.lines()
+    def close(self) -> None:
+        """Read devices no more: a driver is not held open between two rounds. Idempotent."""
+        if self._devices is not None:
+            self._devices.close()
+            self._devices = None
+        self._began, self._sampled_at = False, None
 
     @property
     def use(self) -> NodeUse | None:
@@ -107,7 +100,7 @@ class ResourceMonitor(Events):
         return NodeUse(
             memory=sum(one.memory for one in used),
             memory_limit=self._limit,
-            processors=sum(processors) if processors else None,
+            processors=round(sum(processors), 3) if processors else None,
             tasks=tuple(used[:MAX_TASKS]),
         )
 
@@ -119,7 +112,7 @@ class ResourceMonitor(Events):
             for worker in self._workers.values():
                 if worker.use is not None and now - worker.logged_at >= LOG_INTERVAL:
                     worker.logged_at = now
-                    self._log.emit(self._figures(worker))
+                    self._emit(self._figures(worker))
 
     def sample(self) -> NodeUse | None:
         """Read what the workers use now; devices are those that were read last."""
@@ -137,7 +130,7 @@ class ResourceMonitor(Events):
                 worker.use = TaskUse(
                     name=worker.name,
                     memory=found.memory,
-                    processors=found.processors,
+                    processors=None if found.processors is None else round(found.processors, 3),
                     processes=len(found.pids),
                     devices=self._devices_of(worker, found.pids),
                 )
@@ -168,23 +161,16 @@ class ResourceMonitor(Events):
             self._limit = usable_memory()
             self._devices = self._open_devices()
 
-    def _close(self) -> None:
-        """Read devices no more: a driver is not held open between two rounds."""
-        if self._devices is not None:
-            self._devices.close()
-            self._devices = None
-        self._began, self._sampled_at = False, None
-
     def _log_failure(self, failed: _Worker, event: WorkerExited) -> None:
         """Write what the worker that has failed used, and with the first one of a round what the others did: one of
         them may have taken the memory that it lacked."""
-        self._log.emit(replace(self._figures(failed), peak=event.peak_memory, ended=True))
+        self._emit(replace(self._figures(failed), peak=event.peak_memory, ended=True))
         round_ = (event.role, event.round)
         if round_ != self._failed_in:
             self._failed_in = round_
             for worker in self._workers.values():
                 if worker.use is not None:
-                    self._log.emit(self._figures(worker))
+                    self._emit(self._figures(worker))
 
     def _figures(self, worker: _Worker) -> WorkerResources:
         use = worker.use or TaskUse(worker.name, 0)
@@ -197,7 +183,7 @@ class ResourceMonitor(Events):
             pid=worker.pid,
             memory=use.memory,
             limit=self._limit or usable_memory(),
-            processors=None if use.processors is None else round(use.processors, 3),
+            processors=use.processors,
             processes=use.processes,
             devices=tuple(DeviceFigures(**asdict(device)) for device in use.devices),
         )
