@@ -37,7 +37,7 @@ def test_a_request_that_no_leader_answers_says_so_when_its_key_is_gone() -> None
 
     async def ask() -> None:
         async with asyncio.timeout(60):
-            await _read_answer(watched(), b"written")
+            await _read_answer(watched(), b"written", "etcd")
 
     with pytest.raises(AskFailed, match=f"no leader of the job has answered within {REQUEST_LEASE} s"):
         run_virtually(ask())
