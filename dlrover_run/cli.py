@@ -29,7 +29,6 @@ from dlrover_run.command_line.sources import FlagValues
 from dlrover_run.coordination.rules import MAX_NODES
 from dlrover_run.exit_reasons import ExitScheme
 from dlrover_run.features.flags import FEATURES
-from dlrover_run.features.hangs import flags as hangs
 from dlrover_run.features.local_nodes import flags as local_nodes
 from dlrover_run.spec import (
     SHUTDOWN_TIMEOUT,
@@ -38,7 +37,6 @@ from dlrover_run.spec import (
     JobSpec,
     LogSpec,
     SpecError,
-    StallAction,
     UsageError,
 )
 from dlrover_run.words.text import counted
@@ -148,9 +146,6 @@ def _job(
         exit_codes=_exit_codes(flags),
         progress=cast("Literal['auto', 'optimizer']", flags.choice("progress")),
         progress_regex=values.regex(*flags.get("progress_regex")),
-        stall_action=cast("StallAction", flags.choice("stall_action")),
-        stall_timeout=hangs.stall_timeout(flags),
-        checkpoint_memory=_checkpoint_memory(flags),
         event_log=cast("Literal['null', 'console']", flags.choice("event_log_handler")),
         journal=checks.journal_directory(flags),
         settings=_settings(flags, environ),
@@ -175,11 +170,6 @@ def _settings(flags: FlagValues, environ: Mapping[str, str]) -> dict[str, Any]:
     """What this node does for the features that its flags ask for."""
     found = {feature.name: feature.settings(flags, environ) for feature in FEATURES if feature.settings is not None}
     return {name: to_builtins(settings) for name, settings in found.items() if settings is not None}
-
-
-def _checkpoint_memory(flags: FlagValues) -> int | None:
-    given = flags.explicit("checkpoint_memory")
-    return None if given is None else values.memory_size(*given, zero_allowed=True)
 
 
 def _fresh_id() -> str:

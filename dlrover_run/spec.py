@@ -99,9 +99,6 @@ class Entrypoint(msgspec.Struct, frozen=True):
     payload_fd: int = -1
 
 
-StallAction = Literal["off", "report", "dump", "restart"]
-"""What follows when workers make no progress; each includes those before it."""
-
 DEFAULT_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 SHUTDOWN_TIMEOUT = 30.0
@@ -151,9 +148,7 @@ class JobSpec(msgspec.Struct, frozen=True):
     means that the workers were counted as GPUs, so that each of them needs one. `signals` are passed on to the workers
     and end the job, `forward_signals` are passed on and training continues, and the signal of `preemption` is passed on
     and this node leaves. `progress` says whether the steps of torch's optimizer are counted; the lines that match
-    `progress_regex` count steps too, unless it is empty. `stall_action` is what follows when the workers of a round
-    make no progress for `stall_timeout` seconds, None for a time that is learned from their pauses.
-    `checkpoint_memory` is the limit for checkpoints in memory in MiB, None for the default. `journal` is the
+    `progress_regex` count steps too, unless it is empty. `journal` is the
     directory of the event log, None for that of the run's log files, if the user has named one, and /dev/null for
     none. `settings` are those of the features of this node, by their names (see `settings_of`). `local` starts all
     nodes of the job on this machine; this spec is then what they have in common.
@@ -184,9 +179,6 @@ class JobSpec(msgspec.Struct, frozen=True):
     event_log: Literal["null", "console"] = "null"
     progress: Literal["auto", "optimizer"] = "auto"
     progress_regex: str = ""
-    stall_action: StallAction = "off"
-    stall_timeout: float | None = None
-    checkpoint_memory: int | None = None
     logs: LogSpec = msgspec.field(default_factory=LogSpec)
     journal: str | None = None
     settings: dict[str, Any] = msgspec.field(default_factory=dict)

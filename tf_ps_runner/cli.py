@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Literal, cast
 
+from msgspec import to_builtins
 from msgspec.structs import replace
 
 from dlrover_run import environment as cluster_environment
@@ -35,7 +36,6 @@ from dlrover_run.spec import (
     JobSpec,
     LogSpec,
     SpecError,
-    StallAction,
     Std,
     StreamMap,
     UsageError,
@@ -119,6 +119,7 @@ def _job(
     if entrypoint.target == checks.STANDARD_INPUT:
         raise SpecError("The script '-' is standard input, which several tasks cannot read: name a file.")
     require(entrypoint.python)
+    watch = hangs.settings(flags, environ)
     job = JobSpec(
         entrypoint=entrypoint,
         run_id=rendezvous.run_id,
@@ -138,8 +139,7 @@ def _job(
         ),
         shutdown_timeout=values.seconds(*shutdown_timeout, zero_allowed=True),
         exit_codes=cast("ExitScheme", flags.choice("exit_codes")),
-        stall_action=cast("StallAction", flags.choice("stall_action")),
-        stall_timeout=hangs.stall_timeout(flags),
+        settings={} if watch is None else {"hangs": to_builtins(watch)},
         logs=_logs(flags),
         journal=checks.journal_directory(flags),
     )

@@ -128,7 +128,7 @@ class Agent:
             self._kept_events.lines,
         )
         # Of a job of one node this agent is asked, which reads the pages then; only stalls have to be noted before.
-        refresh = backends.of(job.rendezvous).refresh or (None if job.stall_action == "off" else REFRESH_INTERVAL)
+        refresh = backends.of(job.rendezvous).refresh or REFRESH_INTERVAL
         self._activity = None if refresh is None else ActivityReport(refresh)
 
     @property

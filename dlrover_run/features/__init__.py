@@ -19,6 +19,10 @@ def _by_rules(part: str) -> Callable[[JobSpec, Assignment], bool]:
     return lambda job, _: applies(job.rules.parts, part)
 
 
+def _by_settings(name: str) -> Callable[[JobSpec, Assignment], bool]:
+    return lambda job, _: name in job.settings
+
+
 def _by_assignment(part: str) -> Callable[[JobSpec, Assignment], bool]:
     """A job has it by its rules, or by the rules of another node, which are those of the job."""
 
@@ -44,9 +48,9 @@ FEATURES = (
     Feature("node_check", "node.node_checks", _by_assignment("health")),
     Feature("survivors", "feature", _by_rules("survivors")),
     Feature("autoscale", "autoscaler", _by_assignment("autoscale")),
-    Feature("hangs", "node.feature", lambda job, assignment: job.stall_action != "off"),
-    Feature("checkpoints", "feature", lambda job, assignment: job.checkpoint_memory != 0),
+    Feature("hangs", "node.feature", _by_settings("hangs")),
+    Feature("checkpoints", "feature", _by_settings("checkpoints")),
     Feature("resources", "feature", workers=False),
-    Feature("hooks", "node", lambda job, assignment: "hooks" in job.settings),
+    Feature("hooks", "node", _by_settings("hooks")),
 )
 """In the order in which an agent calls them."""

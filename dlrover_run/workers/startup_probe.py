@@ -15,8 +15,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from dlrover_run.coordination.model import RankAssignment
-from dlrover_run.features.checkpoints.marks import CheckpointMarks
 from dlrover_run.processes.ports import until_listens
+from dlrover_run.workers.checkpoint_marks import CheckpointMarks
 
 STARTUP_SECONDS = 60.0
 """Seconds after which a round counts as having trained in any case.

@@ -460,10 +460,11 @@ def test_a_deleted_working_directory_is_named_in_the_error(text: str, sentence: 
 
 
 @pytest.mark.parametrize(
-    ("flags", "mib"), [([], None), (["--checkpoint-memory=8Gi"], 8192), (["--checkpoint-memory=0"], 0)]
+    ("flags", "settings"),
+    [([], {"limit": None}), (["--checkpoint-memory=8Gi"], {"limit": 8192}), (["--checkpoint-memory=0"], None)],
 )
-def test_the_memory_for_checkpoints_is_limited(here: Path, flags: list[str], mib: int | None) -> None:
-    assert parse([*flags, "train.py"], {}).checkpoint_memory == mib
+def test_the_memory_for_checkpoints_is_limited(here: Path, flags: list[str], settings: object) -> None:
+    assert parse([*flags, "train.py"], {}).settings.get("checkpoints") == settings
 
 
 @pytest.mark.parametrize("text", ["-1", "much", "1K"])

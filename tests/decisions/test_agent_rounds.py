@@ -34,11 +34,11 @@ from dlrover_run.coordination.model import (
 )
 from dlrover_run.exit_reasons import ExitReason, ExitScheme
 from dlrover_run.failures.worker_exit import WorkerExit
-from dlrover_run.features.checkpoints.marks import MARK_VARIABLE, CheckpointMarks
 from dlrover_run.features.node_check.decision.model import HealthAssignment, HealthStatus, NodeHealth
 from dlrover_run.training import mark_checkpoint
 from dlrover_run.words.reasons import Code, sentence
 from dlrover_run.workers import startup_probe
+from dlrover_run.workers.checkpoint_marks import MARK_VARIABLE, CheckpointMarks
 from dlrover_run.workers.environment import requeue_count
 from dlrover_run.workers.startup_probe import StartupProbe, store_clients
 

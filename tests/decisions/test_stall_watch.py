@@ -19,11 +19,11 @@ from dlrover_run.features.hangs.search.guilt import GuiltCode
 from dlrover_run.features.hangs.search.outside import OUTSIDE_LIMIT, LearnedPauses
 from dlrover_run.features.hangs.search.round_detectors import RoundDetectors
 from dlrover_run.features.hangs.search.spin import PROBES
+from dlrover_run.features.hangs.settings import StallAction
 from dlrover_run.features.hangs.stacks.stacks import Frame, Stack, Thread
 from dlrover_run.features.observe.processes import ProcessFigures, WorkerFigures
 from dlrover_run.features.observe.records import Evidence, Traffic
 from dlrover_run.features.observe.tick import Tick
-from dlrover_run.spec import StallAction
 
 
 def stack(*frames: Frame) -> Stack:

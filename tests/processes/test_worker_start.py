@@ -155,7 +155,6 @@ JOB = JobSpec(Entrypoint("script", "x.py", python="python"), "job")
     [
         (JOB, ()),
         (replace(JOB, progress="optimizer"), ("optimizer-steps",)),
-        (replace(JOB, progress="optimizer", stall_action="report"), ("optimizer-steps",)),
         (replace(JOB, progress="optimizer", entrypoint=Entrypoint("program", "x.sh")), ()),
     ],
 )

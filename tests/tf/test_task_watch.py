@@ -94,7 +94,7 @@ class Node:
             events=self.kept,
             tick=Tick(dict, lambda name, error: None),
         )
-        job: Any = SimpleNamespace(stall_action=action, stall_timeout=None)
+        job: Any = SimpleNamespace(settings_of=lambda name, kind: kind(action))
         self.tasks = [self._task(role) for role in ROLES]
         self.watch = TaskWatch(job, services, TaskEvents(self.kept), self._kill)
         for task in self.tasks:

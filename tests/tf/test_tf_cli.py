@@ -183,9 +183,9 @@ def test_every_timeout_and_limit_reaches_the_rules_of_the_job() -> None:
 
 
 def test_stalls_are_looked_for_unless_they_are_not_wanted() -> None:
-    assert job_of("train.py").job.stall_action == "report"
+    assert job_of("train.py").job.settings["hangs"] == {"action": "report", "timeout": None}
     job = job_of("--stall-action=restart --stall-timeout=9 train.py").job
-    assert (job.stall_action, job.stall_timeout) == ("restart", 9)
+    assert job.settings["hangs"] == {"action": "restart", "timeout": 9}
     warnings: list[str] = []
     parse(["--stall-action=off", "--stall-timeout=9", "train.py"], {}, warn=warnings.append)
     (warning,) = warnings

@@ -72,7 +72,7 @@ class TaskSupervisor:
         self._task_events = TaskEvents(services.events)
         self._fail = fail
         self._watch: TaskWatch | None = None
-        if spec.job.stall_action != "off":
+        if "hangs" in spec.job.settings:
             from tf_ps_runner.agent.task_watch import TaskWatch
 
             self._watch = TaskWatch(spec.job, services, self._task_events, self._kill_hung)

@@ -15,6 +15,7 @@ from dlrover_run.features.hangs.search.detector import Resumed, Stalled
 from dlrover_run.features.hangs.search.guilt import Finding
 from dlrover_run.features.hangs.search.outside import LearnedPauses
 from dlrover_run.features.hangs.search.suspects import Suspect
+from dlrover_run.features.hangs.settings import HangSettings
 from dlrover_run.features.hangs.stacks.read import RoundStacks
 from dlrover_run.features.hangs.stacks.stacks import Stack
 from dlrover_run.features.observe.sample import Sampler
@@ -52,16 +53,16 @@ class TaskWatch:
         events: TaskEvents,
         kill: Callable[[TaskProcess, str], None],
     ) -> None:
-        self._job = job
         self._services = services
         self._events = events
         self._kill = kill
         self._numbers = itertools.count()
         self._tasks: dict[int, TaskProcess] = {}
         self._order = NodeOrder(version=0)
-        self._detectors = TaskDetectors(job.stall_timeout)
+        self._settings = job.settings_of("hangs", HangSettings)
+        self._detectors = TaskDetectors(self._settings.timeout)
         self._pauses = LearnedPauses()
-        self._health = WatchHealth(job.stall_action, services.console, services.events, services.wake)
+        self._health = WatchHealth(self._settings.action, services.console, services.events, services.wake)
         self._sampler: Sampler | None = None
         self._watch: StallWatch | None = None
         self._consumer: Consumer | None = None
@@ -153,7 +154,7 @@ class TaskWatch:
             {each: self._tasks[each].key.role for each in here},
             locate(stacks.get(number)),
             others_progress=self._detectors.others_progress(number),
-            is_learned=self._job.stall_timeout is None,
+            is_learned=self._settings.timeout is None,
         )
 
     def _is_leaving(self, number: int) -> bool:
@@ -165,9 +166,9 @@ class TaskWatch:
         self._change({**self._reports, number: report})
         if not is_known:
             self._services.console.info(report.line)
-            if self._job.stall_action in ("dump", "restart"):
+            if self._settings.action in ("dump", "restart"):
                 show_stacks(report, f"version {self._order.version}", self._services.run_dir, self._services.console)
-        if self._job.stall_action == "restart":
+        if self._settings.action == "restart":
             for guilty in report.guilty:
                 if guilty in self._tasks and not self._is_leaving(guilty):
                     task = self._tasks[guilty]

@@ -13,6 +13,7 @@ from dlrover_run.agent.result import JobResult
 from dlrover_run.coordination.activity import NodeActivity
 from dlrover_run.coordination.model import RoundKey
 from dlrover_run.features.checkpoints.node import DRAIN_TIMEOUT, CheckpointMemory
+from dlrover_run.features.checkpoints.settings import CheckpointSettings
 from dlrover_run.workers.feature import WorkersFeature
 
 
@@ -24,7 +25,10 @@ class Checkpoints(WorkersFeature):
         job = services.job
         secret = job.rendezvous.secret
         self._memory = CheckpointMemory(
-            job.checkpoint_memory, services.console.info, secret, single_node=job.single_node
+            job.settings_of("checkpoints", CheckpointSettings).limit,
+            services.console.info,
+            secret,
+            single_node=job.single_node,
         )
 
     @property

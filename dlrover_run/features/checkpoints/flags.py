@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from dlrover_run.command_line import values
 from dlrover_run.command_line.feature import FeatureFlags
 from dlrover_run.command_line.flag import FAILURES, Flag
+from dlrover_run.features.checkpoints.settings import CheckpointSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from dlrover_run.command_line.sources import FlagValues
 
 # fmt: off
 FLAGS = (
@@ -14,4 +23,12 @@ FLAGS = (
 )
 # fmt: on
 
-FEATURE = FeatureFlags("checkpoints", FLAGS)
+
+def settings(flags: FlagValues, environ: Mapping[str, str]) -> CheckpointSettings | None:
+    """The memory of this node for checkpoints; None for none. Raises SpecError."""
+    given = flags.explicit("checkpoint_memory")
+    limit = None if given is None else values.memory_size(*given, zero_allowed=True)
+    return None if limit == 0 else CheckpointSettings(limit)
+
+
+FEATURE = FeatureFlags("checkpoints", FLAGS, settings=settings)

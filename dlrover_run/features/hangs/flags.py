@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from msgspec.structs import replace
 
@@ -11,9 +11,13 @@ from dlrover_run.command_line.feature import Draft, FeatureFlags
 from dlrover_run.command_line.flag import PROGRESS, Flag
 from dlrover_run.coordination.parts import with_part
 from dlrover_run.coordination.rules import JobRules
+from dlrover_run.features.hangs.settings import HangSettings
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from dlrover_run.command_line.sources import FlagValues
+    from dlrover_run.features.hangs.settings import StallAction
 
 STALL_ACTIONS = ("off", "report", "dump", "restart")
 
@@ -30,10 +34,12 @@ FLAGS = (
 # fmt: on
 
 
-def stall_timeout(flags: FlagValues) -> float | None:
-    """The limit for stalls in seconds, None to learn it. Raises SpecError."""
+def settings(flags: FlagValues, environ: Mapping[str, str]) -> HangSettings | None:
+    """What this node does about hangs; None if it does not look for them. Raises SpecError."""
+    action = flags.choice("stall_action")
     given = flags.explicit("stall_timeout")
-    return None if given is None else values.seconds(*given, zero_allowed=False)
+    timeout = None if given is None else values.seconds(*given, zero_allowed=False)
+    return None if action == "off" else HangSettings(cast("StallAction", action), timeout)
 
 
 def add_rules(flags: FlagValues, job: Draft, rules: JobRules) -> JobRules:
@@ -57,4 +63,4 @@ def add_rules(flags: FlagValues, job: Draft, rules: JobRules) -> JobRules:
     return replace(rules, parts=with_part(rules.parts, StallRules(watched=1)))
 
 
-FEATURE = FeatureFlags("hangs", FLAGS, add_rules)
+FEATURE = FeatureFlags("hangs", FLAGS, add_rules, settings)

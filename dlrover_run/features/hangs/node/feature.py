@@ -10,6 +10,7 @@ from dlrover_run.agent.framework import AgentServices, FrameworkAdapter
 from dlrover_run.agent.result import JobResult
 from dlrover_run.coordination.activity import NodeActivity
 from dlrover_run.coordination.model import Assignment, NodeReport
+from dlrover_run.features.hangs.settings import HangSettings
 from dlrover_run.workers.feature import WorkersFeature
 from dlrover_run.workers.round import WorkerRound
 from dlrover_run.workers.specs import Worker
@@ -25,6 +26,7 @@ class Hangs(WorkersFeature):
 
     def __init__(self, services: AgentServices, tasks: FrameworkAdapter[Any]) -> None:
         super().__init__(services, tasks)
+        self._settings = services.job.settings_of("hangs", HangSettings)
         self._watch: RoundStalls | None = None
         self._health: WatchHealth | None = None
         self._pauses: LearnedPauses | None = None
@@ -48,10 +50,10 @@ class Hangs(WorkersFeature):
 
         services = self._services
         if self._health is None or self._pauses is None:
-            action = services.job.stall_action
+            action = self._settings.action
             self._health = WatchHealth(action, services.console, services.events, services.wake)
             self._pauses = LearnedPauses()
-        self._watch = watch_stalls(workers, services.job, services, self._health, self._pauses)
+        self._watch = watch_stalls(workers, self._settings, services, self._health, self._pauses)
 
     def round_ends(self) -> None:
         if self._watch is not None:

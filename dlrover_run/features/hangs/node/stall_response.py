@@ -18,30 +18,30 @@ from dlrover_run.features.hangs.node.watch_health import WatchHealth
 from dlrover_run.features.hangs.search.detector import Resumed
 from dlrover_run.features.hangs.search.outside import LearnedPauses
 from dlrover_run.features.hangs.search.round_detectors import ENOUGH_WITNESSES, RoundDetectors
+from dlrover_run.features.hangs.settings import HangSettings, StallAction
 from dlrover_run.features.hangs.stacks.read import RoundStacks
 from dlrover_run.features.hangs.stalls.model import MAX_SUSPECTS, StallAssignment, StallNodeReport, StallQuestion
 from dlrover_run.features.observe.page import Progress
 from dlrover_run.features.observe.records import Evidence
 from dlrover_run.features.observe.sample import Sampler
 from dlrover_run.features.observe.tick import Consumer, Tick
-from dlrover_run.spec import JobSpec, StallAction
 from dlrover_run.words.text import format_ranks
 from dlrover_run.workers.round import WorkerRound
 from dlrover_run.workers.specs import Worker
 
 
 def watch_stalls(
-    workers: WorkerRound, spec: JobSpec, services: AgentServices, health: WatchHealth, pauses: LearnedPauses
+    workers: WorkerRound, settings: HangSettings, services: AgentServices, health: WatchHealth, pauses: LearnedPauses
 ) -> RoundStalls | None:
     """Watch the workers of a round for stalls, until `close`; None where they cannot be watched."""
     running, ranks = workers.group.running, workers.ranks
-    if workers.group.ended or (ranks.nodes > 1 and not spec.rendezvous.coordinated):
+    if workers.group.ended or (ranks.nodes > 1 and not services.job.rendezvous.coordinated):
         # Static nodes do not communicate, and the rank that one of them names could be wrong.
         return None
     sampling = Sampler({one.spec.rank: one.pid for one in running}, ranks.store_port)
     stacks = RoundStacks(lambda: {one.spec.rank: one.pid for one in workers.group.running}, health.note_denied)
-    response = StallResponse(workers, spec.stall_action, services)
-    detectors = RoundDetectors(spec.stall_timeout, elsewhere=ranks.nodes > 1, earlier=pauses.rhythm)
+    response = StallResponse(workers, settings.action, services)
+    detectors = RoundDetectors(settings.timeout, elsewhere=ranks.nodes > 1, earlier=pauses.rhythm)
     tick = services.tick
 
     def progress() -> Mapping[int, Progress]:

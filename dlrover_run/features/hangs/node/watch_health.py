@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from dlrover_run.console.console import Console
 from dlrover_run.features.events.records import Events, WatchFailed, WatchRestored
-from dlrover_run.spec import StallAction
+from dlrover_run.features.hangs.settings import StallAction
 
 RETRY_INTERVAL = 10.0
 """Seconds after an error until the next sample: a machine with too many connections has them for some time."""

@@ -1,0 +1,111 @@
+"""Each feature is a folder and the lines that register it: without both, the rest works as before."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness import Launcher, Mailbox, finish, launch
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = ROOT / "dlrover_run/features"
+
+LISTS = ("__init__.py", "flags.py", "registry.py")
+"""The modules with the lines that register features."""
+
+OURS = Launcher("dlrover-run", (sys.executable, "-m", "dlrover_run"))
+
+NAMES = sorted(path.parent.name for path in FOLDER.glob("*/__init__.py"))
+
+TIED = {
+    "autoscale": "command_line/rdzv_conf names its rules",
+    "events": "the agent, workers/ and other features emit its records",
+    "local_nodes": "the command line makes its part of the JobSpec",
+    "observe": "workers/ opens its pages, and hangs, autoscale and the agent read them",
+    "operate": "the agent opens its socket",
+}
+"""What still keeps a feature from being removed. A line goes when the feature can: the test says so."""
+
+SCRIPT = """
+import os
+post()
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    wait_for_signals()
+"""
+
+
+def is_line_of(name: str, line: str) -> bool:
+    return re.search(rf"\b{name}\b", line) is not None
+
+
+def without(name: str, directory: Path) -> Path:
+    """A copy of the product without the folder of a feature and its lines."""
+    for package in ("dlrover_run", "tf_ps_runner"):
+        shutil.copytree(ROOT / package, directory / package)
+    features = directory / "dlrover_run/features"
+    shutil.rmtree(features / name)
+    for module in LISTS:
+        lines = (features / module).read_text().splitlines(keepends=True)
+        (features / module).write_text("".join(line for line in lines if not is_line_of(name, line)))
+    return directory
+
+
+def removed(name: str) -> object:
+    """The parameter of the test that removes a feature."""
+    if name in TIED:
+        return pytest.param(name, marks=pytest.mark.xfail(strict=True, reason=TIED[name]))
+    return name
+
+
+@pytest.mark.parametrize("name", [removed(name) for name in NAMES])
+def test_without_a_feature_a_job_restarts_its_workers(mailbox: Mailbox, name: str, tmp_path: Path) -> None:
+    tree = without(name, tmp_path / "tree")
+    script = mailbox.script("train.py", SCRIPT)
+    flags = ("--nproc-per-node=2", "--max-restarts=1")
+    job = launch(mailbox, *flags, script, launcher=OURS, env={"PYTHONPATH": str(tree)})
+    group: list[dict[str, Any]] = []
+    try:
+        while len(group) < 2 and job.poll() is None:
+            group += mailbox.pending()
+            time.sleep(0.02)
+        assert len(group) == 2, "the job did not start"
+        os.kill(group[0]["pid"], signal.SIGKILL)
+        assert [(message["restart"], message["rank"]) for message in mailbox.gather(2)] == [(1, 0), (1, 1)]
+    finally:
+        ended = finish(job)
+    assert ended.code == 0, ended.err
+    assert "restart 1 of 1" in ended.err
+    assert "warning" not in ended.err
+
+
+CORE = ("agent", "workers", "processes", "output")
+
+KNOWN = {
+    "agent": {"events", "node_check", "observe", "operate"},
+    "output": {"observe"},
+    "workers": {"events", "hangs", "observe", "operate"},
+}
+"""Features that rooms of the core import still. A name goes when the import does."""
+
+
+@pytest.mark.parametrize("room", CORE)
+def test_the_core_imports_no_feature(room: str) -> None:
+    text = "\n".join(path.read_text() for path in (ROOT / "dlrover_run" / room).rglob("*.py"))
+    assert set(re.findall(r"dlrover_run\.features\.(\w+)", text)) == KNOWN.get(room, set())
+
+
+def test_each_folder_has_a_line_and_each_line_has_a_folder() -> None:
+    from dlrover_run.features import FEATURES
+    from dlrover_run.features.flags import FEATURES as WITH_FLAGS
+
+    named = {row.name for row in FEATURES} | {feature.name for feature in WITH_FLAGS}
+    assert set(NAMES) - named == {"inspect", "operate"}, "they are commands"
+    assert named <= set(NAMES)
+    assert TIED.keys() <= set(NAMES)
