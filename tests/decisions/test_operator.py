@@ -231,9 +231,9 @@ class TestDrainOfTooFew:
 
 
 def agent(pid: int, job: str = "resnet", backend: str = "master") -> tuple[str, AgentInfo]:
-    info = AgentInfo(
-        job=job, program="dlrover-run", backend=backend, host="vm", node_id="a", pid=pid, launcher=1000 + pid
-    )
+    names = {"job": job, "program": "dlrover-run", "backend": backend, "host": "vm", "node_id": "a"}
+    # In a container beside the agent has other pids than here.
+    info = AgentInfo(**names, pid=1, pid_here=pid, launcher_here=1000 + pid)
     return f"s{pid}", info
 
 
@@ -269,7 +269,7 @@ class TestWhichJob:
                 agent(5, job="none", backend="static"),
             ]
         )
-        assert [job[0][1].pid for job in choose(jobs, word)] == pids
+        assert [job[0][1].pid_here for job in choose(jobs, word)] == pids
 
     def test_ids_that_nobody_has_chosen_are_shown_as_far_as_they_differ(self) -> None:
         one, other = "0123abcd-0000-4000-8000-000000000000", "0123abcd-0001-4000-8000-000000000000"

@@ -26,6 +26,7 @@ from dlrover_run.features.operate.find import JobHere
 from dlrover_run.features.operate.protocol import AgentInfo, AgentRequest, JobEnding
 from dlrover_run.features.operate.survey import SilentAgent, survey
 from dlrover_run.processes import unix_sockets
+from dlrover_run.processes.unix_sockets import Peer
 from dlrover_run.rendezvous.client import AskFailed
 
 INFO = AgentInfo(
@@ -97,7 +98,7 @@ def test_root_is_answered_by_the_agents_of_all_users(
         monkeypatch.setattr(os, "geteuid", lambda: agents)
         bed = Bed()
         await bed.socket.open()
-        monkeypatch.setattr(survey_module, "peer_uid", lambda connection: agents)
+        monkeypatch.setattr(survey_module, "peer_of", lambda connection: Peer(os.getpid(), agents))
         monkeypatch.setattr(os, "geteuid", lambda: own)
         everyone = await survey(None)
         monkeypatch.setattr(os, "geteuid", lambda: agents)

@@ -34,7 +34,7 @@ from dlrover_run.features.operate.asker import (
 from dlrover_run.features.operate.completion import complete_node
 from dlrover_run.features.operate.drain import drain_problem, named
 from dlrover_run.features.operate.find import FoundJob, Readings, survey_here
-from dlrover_run.features.operate.job_table import ended_row, job_rows, render_jobs, terminal_width
+from dlrover_run.features.operate.job_table import REFUSED_STATE, ended_row, job_rows, render_jobs, terminal_width
 from dlrover_run.features.operate.pipe import while_read
 from dlrover_run.features.operate.survey import group
 from dlrover_run.features.operate.text import Line, StatusLines, render_stacks, status_lines
@@ -115,6 +115,8 @@ async def jobs(
     else:
         what = "runs here, and none has ended" if show_ended else "runs here; --all lists those that have ended"
         report(asker.name, f"{'no job' if os.geteuid() == 0 else 'no job of yours'} {what}")
+    if not as_json and any(row.state == REFUSED_STATE for row in rows):
+        report(asker.name, "a job that is refused runs in another user namespace: ask it inside of its container")
     return exit_codes.SUCCESS
 
 

@@ -28,7 +28,7 @@ def complete_job(incomplete: str) -> list[str]:
     async def names() -> list[str]:
         async with asyncio.timeout(COMPLETION_TIMEOUT):
             jobs = group((await survey_here()).found)
-        return [word for job in jobs for word in (job[0][1].job, str(job[0][1].launcher))]
+        return [word for job in jobs for word in (job[0][1].job, *map(str, job[0][1].pids_here[:1]))]
 
     try:
         return [name for name in asyncio.run(names()) if name.startswith(incomplete)]

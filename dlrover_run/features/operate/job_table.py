@@ -26,14 +26,17 @@ if TYPE_CHECKING:
 STATUS_TIMEOUT = 5.0
 """Seconds that the coordinator of a job has to say what the job does, for the table."""
 
+REFUSED_STATE = "refused"
+"""What is shown of an agent that takes no requests of this user."""
+
 MIN_CELL, MAX_CELL = 10, 40
 """Characters of a script in the table, on a narrow terminal and elsewhere."""
 
 
 class JobRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One job. `pid` is that of its launcher here, `pids` those of all its launchers; `state` is empty if its agent or
-    its coordinator does not answer, and `nodes`, `workers` and `seconds` are None then. `ended` is when it has ended,
-    None for one that runs."""
+    """One job. `pid` is that of its launcher, 0 if it cannot be seen from here, `pids` those of all its launchers here;
+    `state` is empty if its agent or its coordinator does not answer, and `nodes`, `workers` and `seconds` are None
+    then. `ended` is when it has ended, None for one that runs."""
 
     job: str
     program: str
@@ -67,7 +70,16 @@ async def job_rows(jobs: Sequence[list[FoundAgent]], silent: Sequence[SilentAgen
     rows = [_row([agent for _, agent in agents], status) for agents, status in zip(jobs, found, strict=True)]
     rows.sort(key=lambda row: (-(row.seconds or 0), row.pid))
     return rows + [
-        JobRow(job="", program="", script="", pid=one.pid, pids=(one.pid,), user=user_name(one.uid)) for one in silent
+        JobRow(
+            job="",
+            program="",
+            script="",
+            pid=one.pid,
+            pids=(one.pid,),
+            user=user_name(one.uid),
+            state=REFUSED_STATE if one.is_refused else "",
+        )
+        for one in silent
     ]
 
 
@@ -77,8 +89,8 @@ def _row(agents: Sequence[AgentInfo], status: JobStatus | None) -> JobRow:
         job=first.job,
         program=first.program,
         script=first.script,
-        pid=first.launcher or first.pid,
-        pids=tuple(sorted({agent.launcher or agent.pid for agent in agents})),
+        pid=first.pids_here[0] if first.pids_here else 0,
+        pids=tuple(sorted({agent.pids_here[0] for agent in agents if agent.pids_here})),
         user=user_name(first.uid),
         state="" if status is None else status.state.value,
         nodes=None if status is None else status.round_nodes or sum(status.node_counts.values()),
@@ -140,7 +152,7 @@ def _cells(row: JobRow, ids: Mapping[str, str], users: bool, most: int, ended: b
         ids.get(row.job) or "-",
         *([row.user] * users),
         script.replace("\n", " ") or "-",
-        str(row.pid),
+        str(row.pid) if row.pid else "-",
         row.state or "no answer",
         "-" if row.nodes is None else str(row.nodes),
         "-" if row.workers is None else str(row.workers),

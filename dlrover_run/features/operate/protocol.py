@@ -48,8 +48,9 @@ MAX_SCRIPT = 500
 class AgentInfo(msgspec.Struct, frozen=True, kw_only=True):
     """One agent. `launcher` is the pid of the command that started the job here, `script` what its workers run, and
     `seconds` the age of the agent. `endpoint` is that of its master, or what was given for a job of one node, which has
-    none. `log` is its event log, empty if it keeps none, or if events could not be written. `uid` is its user, as the
-    kernel knows it: what the agent sends is ignored."""
+    none. `log` is its event log, empty if it keeps none, or if events could not be written. `uid` is its user,
+    `pid_here` its pid and `launcher_here` that of the launcher as they are where the question comes from, which may be
+    another namespace; 0 for a process that cannot be seen there. What the agent sends for these three is ignored."""
 
     job: str
     program: str
@@ -63,6 +64,13 @@ class AgentInfo(msgspec.Struct, frozen=True, kw_only=True):
     endpoint: str = ""
     log: str = ""
     uid: int = -1
+    pid_here: int = 0
+    launcher_here: int = 0
+
+    @property
+    def pids_here(self) -> tuple[int, ...]:
+        """The pids by which a user means this job, that of the launcher first."""
+        return tuple(filter(None, (self.launcher_here, self.pid_here)))
 
 
 class TaskProgress(msgspec.Struct, frozen=True, kw_only=True):
