@@ -20,11 +20,11 @@ def assign_ranks(before: Sequence[Member], alive: Sequence[MemberState], size: i
     the order in which they joined; the nodes that are left over are spares.
     """
     old = {member.key: rank for rank, member in enumerate(before)}
-    survivors = sorted((state for state in alive if state.report.key in old), key=lambda state: old[state.report.key])
+    remaining = sorted((state for state in alive if state.report.key in old), key=lambda state: old[state.report.key])
     newcomers = sorted(
         (state for state in alive if state.report.key not in old), key=lambda state: (state.joined_at, state.report.key)
     )
-    chosen = [*survivors, *newcomers][:size]
+    chosen = [*remaining, *newcomers][:size]
     ranked: dict[int, MemberState] = {}
 
     def assign(nodes: list[MemberState], preferred: list[int | None]) -> list[MemberState]:
@@ -37,7 +37,7 @@ def assign_ranks(before: Sequence[Member], alive: Sequence[MemberState], size: i
                 left.append(node)
         return left
 
-    stayed, new = chosen[: len(survivors)], chosen[len(survivors) :]
+    stayed, new = chosen[: len(remaining)], chosen[len(remaining) :]
     had = {old[node.report.key] for node in stayed}
     others = assign(
         stayed, [None if node.report.preferred_rank in had else node.report.preferred_rank for node in stayed]

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from dlrover_run.transport.messages import StacksWanted
 
 StackSource = Callable[..., Awaitable["NodeStacks"]]
-"""Returns the stacks of the workers of this node, or of that with the rank, within
-`features.hangs.stacks.read.STACKS_TIMEOUT`; with a `LogRequest` as the second argument their output."""
+"""Returns the stacks of the workers of this node, or of that with the rank, within the time that
+`coordination.stacks` gives a node; with a `LogRequest` as the second argument their output."""
 
 
 def ask_source(source: StackSource, query: StackQuery | StacksWanted) -> Awaitable[NodeStacks]:

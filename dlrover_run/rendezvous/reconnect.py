@@ -136,7 +136,7 @@ class RemoteClient(abc.ABC):
     for a server that it has lost.
 
     The client adds two things to the agent's report: the address that this node advertises, because it knows from which
-    of its addresses it reaches the server, and what a node of a job with parameter servers has to repeat.
+    of its addresses it reaches the server, and what a node has to repeat to a coordinator that has lost its records.
     """
 
     return_rule = "join_timeout"

@@ -17,6 +17,7 @@ from dlrover_run.coordination.model import Failure, Member, NodeKey, NodePhase, 
 from dlrover_run.coordination.round_ranks import rank_assignments
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.features.registry import job_of
+from dlrover_run.features.survivors.rules import SurvivorsRules
 from dlrover_run.words.reasons import Code, sentence
 from dlrover_run.words.text import node_name
 
@@ -663,6 +664,32 @@ def test_the_order_of_the_statuses_does_not_matter_and_deciding_twice_changes_no
     assert decide(job_of(job_rules), again, shuffled, 100.0).plan == plan
     assert decide(job_of(job_rules), plan, shuffled, 100.0).plan == plan
     assert plan.restart_count <= budget
+
+
+def test_a_decision_says_who_has_changed_what() -> None:
+    job = job_of(rules(1, 2, max_restarts=1, parts=(SurvivorsRules(reconfigure_timeout=10.0),)))
+    plan, present = at_work(2, [NodePhase.FAILED])
+    decision = decide(job, plan, present, 100.0)
+    # A round ends, and the next one begins: the observers look after each.
+    assert [line.partition(" ")[0] for line in decision.changes] == ["survivors", "rounds"] * 2 + ["survivors"]
+    assert decision.changes[0] == "survivors changes the part of survivors"
+    assert decision.changes[1].startswith("rounds changes phase, since, restart_count")
+    assert decision.changes[3].startswith("rounds changes phase, key")
+    assert decide(job, decision.plan, present, 100.0).changes == ()
+
+
+def test_what_waiting_nodes_read_is_made_of_what_the_decision_has_looked_at() -> None:
+    """A node that drains takes no part in the next round, so it is not counted among those that are here."""
+    job = VirtualJob(rules(3, 3))
+    play(job, "come a b")
+    plan = msgspec.structs.replace(job.plan, draining=(job.statuses["b"].key,))
+    decision = decide(job_of(rules(3, 3)), plan, job.coordinator.members, job.now)
+    assert decision.wait is not None
+    waiting = decision.wait(decision.deadlines, job.now)
+    assert waiting is not None
+    assert waiting.reasons[0] == Code.NODES_OF(number=1, wanted="3")
+    job.lose("a")
+    assert decision.wait(decision.deadlines, job.now) == waiting, "of the nodes as they were"
 
 
 STEPS = st.lists(

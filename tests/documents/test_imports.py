@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -92,10 +93,32 @@ def test_a_circle_is_found_in_any_syntax(tmp_path: Path, text: str) -> None:
     assert circles(graph(tmp_path, ("sample",))) == []
 
 
-def test_the_core_imports_no_policy_but_the_registry() -> None:
+def test_the_core_imports_no_feature_but_the_registry() -> None:
     core = "dlrover_run.coordination."
     found = {(name, each) for name, each in edges(ROOT) if name.startswith(core) and ".features." in each}
     assert found == {(f"{core}coordinator", "dlrover_run.features.registry")}
+
+
+FEATURE_WORDS = re.compile(
+    r"autoscal|\bsurvivors?\b|straggl|node.?check|\bhangs\b|tensorflow|parameter.?server|has_rounds|have_rounds", re.I
+)
+
+SHOWS = frozenset(
+    ("status", "hang_text", "stacks", "size_choice", "activity", "parts", "history", "model", "resource_use")
+)
+"""Modules of `coordination` with what people are shown of a job, and records."""
+
+
+def test_what_decides_and_how_nodes_reach_it_names_no_feature() -> None:
+    paths = [path for path in (ROOT / "dlrover_run/coordination").glob("*.py") if path.stem not in SHOWS]
+    assert len(paths) > 25
+    found = [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
+        for path in (*paths, *(ROOT / "dlrover_run/rendezvous").rglob("*.py"))
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if FEATURE_WORDS.search(line)
+    ]
+    assert found == []
 
 
 def test_cluster_environments_are_read_below_the_command_line() -> None:
@@ -104,8 +127,15 @@ def test_cluster_environments_are_read_below_the_command_line() -> None:
 
 
 @pytest.mark.parametrize("module", ["agent.main", "rendezvous.kv.client", "master.server", "coordination.coordinator"])
-def test_a_job_imports_no_policy_that_it_does_not_have(module: str) -> None:
-    script = f"import sys, dlrover_run.{module}; print([name for name in sys.modules if 'parameter_servers' in name])"
+def test_a_job_imports_nothing_that_decides_for_a_feature_that_it_does_not_have(module: str) -> None:
+    deciding = (
+        "tf_ps_runner",
+        "autoscale.observer",
+        "node_check.decision",
+        "hangs.stalls",
+        "hangs.stragglers",
+    )
+    script = f"import sys, dlrover_run.{module}; print([m for m in sys.modules if any(d in m for d in {deciding})])"
     assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True).stdout == "[]\n"
 
 
@@ -114,7 +144,7 @@ def test_a_node_of_a_master_imports_the_records_and_nothing_that_decides() -> No
     script = "import sys, dlrover_run.rendezvous.master.client; print(*sys.modules)"
     imported = subprocess.check_output([sys.executable, "-c", script], text=True).split()
     core = "dlrover_run.coordination."
-    deciding = {"coordinator", "decision", "membership", "policy", "recovery", "requested_changes", "gathering"}
+    deciding = {"coordinator", "decision", "membership", "engine", "gate", "recovery", "requested_changes", "gathering"}
     assert {name.removeprefix(core) for name in imported if name.startswith(core)} & deciding == set()
 
 
