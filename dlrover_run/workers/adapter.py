@@ -17,7 +17,6 @@ from dlrover_run.agent.node_state import build_report, leave_report
 from dlrover_run.agent.reconcile import Action, DesiredTask, Replace, Start, Stop, StopMode, TaskState
 from dlrover_run.agent.result import JobResult, TaskResults, describe_unused, worker_results
 from dlrover_run.coordination.model import OVER, Assignment, NodeReport, PlanPhase, RankAssignment, RoundKey
-from dlrover_run.devices import holders
 from dlrover_run.failures.error_file import copy_root_cause
 from dlrover_run.failures.worker_exit import WorkerExit
 from dlrover_run.features.observe.page import Progress
@@ -29,6 +28,7 @@ from dlrover_run.workers.round import WorkerRound
 from dlrover_run.workers.round_store import RoundStores
 from dlrover_run.workers.specs import Worker, build_worker_specs, launcher_environments
 from dlrover_run.workers.starter import Starter
+from dlrover_run.workers.stopping import end_orphans, stop_workers
 
 if TYPE_CHECKING:
     from dlrover_run.coordination.stacks import NodeStacks
@@ -40,10 +40,6 @@ PACKAGE = str(Path(__file__).resolve().parent.parent)
 
 DEVICES = "the devices of this node"
 """What the workers of two rounds cannot both have."""
-
-LOST_PEER_GRACE = 1.0
-"""Seconds between the stop signal and SIGKILL for a worker that holds a device and has lost a peer. It waits in a
-collective of NCCL for that peer, where Python runs no handler, so it saves nothing however long it gets."""
 
 RESTART_DRAIN_TIMEOUT = 0.5
 """Seconds without progress after which a restart no longer waits for a console to print the old workers' output."""
@@ -129,22 +125,12 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
         elif isinstance(action, Stop) and self._round is not None:
             if self._work is None:
                 # The signal is sent here: a signal to this node from now on goes to the workers directly.
-                self._stop_workers(self._round)
+                restarts = self._assignment.restart_count
+                stop_workers(self._round, self._shutdown, self._spec.shutdown_timeout, restarts)
                 self._stopping = True
                 self._begin(self._round.group.wait())
             else:
                 self._round.cancel()
-
-    def _stop_workers(self, current: WorkerRound) -> None:
-        number, grace, delivered_at = self._shutdown.stop_with(self._spec.shutdown_timeout)
-        failed = current.has_failed or self._assignment.restart_count > current.ranks.restart_count
-        if failed and not self._shutdown.wanted and grace > LOST_PEER_GRACE and holders.is_present():
-            for worker in current.group.running:
-                if holders.holds_device(worker.pid):
-                    worker.stop(number, LOST_PEER_GRACE, delivered_at)
-        for worker in current.group.running:
-            if worker.stopped_with is None:
-                worker.stop(number, grace, delivered_at)
 
     def report(self, leaving: bool) -> NodeReport:
         return build_report(self._node_state, self._round, leaving, self.starter.is_prestarting)
@@ -296,7 +282,7 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
             return
         if before is not None:
             if not keeps:
-                self._end_orphans()
+                end_orphans(self._orphans, needs_port=self._spec.rendezvous.ranked)
             await before.collect_exit_info(RESTART_DRAIN_TIMEOUT, others_go_on=keeps)
             if not is_wanted():
                 return
@@ -391,16 +377,6 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
     def _is_wanted(self, ranks: RankAssignment) -> bool:
         """Whether these are still this node's ranks after a wait."""
         return not (self._ends or self._shutdown.wanted) and self._node_state.round == ranks.key
-
-    def _end_orphans(self) -> None:
-        if self._spec.rendezvous.ranked:
-            # The next round needs the same port, on which a child of the ended rank 0 may still listen.
-            self._orphans.end_now()
-        elif holders.is_present() and self._orphans.any_orphan(holders.holds_device):
-            # The next workers need the memory of the device.
-            self._orphans.end_now()
-        else:
-            self._orphans.kill_orphans()
 
     def _on_worker_end(self, worker: Worker) -> None:
         for feature in self._features:

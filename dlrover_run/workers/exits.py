@@ -6,11 +6,13 @@ import os
 
 from msgspec.structs import replace
 
+from dlrover_run.coordination.bounds import MAX_TRACE, MAX_WHAT
 from dlrover_run.failures import causes
 from dlrover_run.failures.error_file import read_error_file
 from dlrover_run.failures.guard import guarded
 from dlrover_run.failures.oom_kills import OomKillCounters
 from dlrover_run.failures.worker_exit import WorkerExit
+from dlrover_run.features.events.records import WorkerExited, WorkerFailed
 from dlrover_run.output.destinations import RankStreams, log_path
 from dlrover_run.output.ring import read_log_tail
 from dlrover_run.workers.specs import Worker
@@ -87,3 +89,31 @@ def _temp_dirs() -> list[str]:
     """
     named = next((value for name in ("TMPDIR", "TEMP", "TMP") if (value := os.environ.get(name))), "/tmp")
     return [os.path.abspath(named)] if os.access(named, os.W_OK) else []
+
+
+def exit_event(worker: Worker, round_: int, since: float | None) -> WorkerExited:
+    """The event of a worker that has ended in a round; `since` is when its script was over, None if not known."""
+    return WorkerExited(
+        round=round_,
+        rank=worker.spec.rank,
+        local_rank=worker.spec.local_rank,
+        since=since,
+        pid=worker.pid,
+        code=worker.code or 0,
+        stopped_with="" if worker.stopped_with is None else worker.stopped_with.name,
+        peak_memory=worker.peak_memory,
+    )
+
+
+def failure_event(root: WorkerExit, round_: int) -> WorkerFailed:
+    """The event of the failure that is the root cause in a round."""
+    return WorkerFailed(
+        round=round_,
+        rank=root.rank,
+        local_rank=root.local_rank,
+        pid=root.pid,
+        code=root.code,
+        cause=causes.cause_of(root),
+        what=causes.describe_exit(root)[:MAX_WHAT],
+        trace="\n".join(causes.trace_lines(root))[-MAX_TRACE:],
+    )

@@ -10,7 +10,6 @@ from collections.abc import Callable, Collection
 
 from msgspec.structs import replace
 
-from dlrover_run.coordination.bounds import MAX_TRACE, MAX_WHAT
 from dlrover_run.coordination.model import PlannedChange, RoundKey
 from dlrover_run.failures import causes
 from dlrover_run.failures.collective_timeouts import LiveWorker, find_absent_workers, inspect_worker
@@ -21,8 +20,6 @@ from dlrover_run.features.events.records import (
     NO_EVENTS,
     CheckpointSeen,
     Events,
-    WorkerExited,
-    WorkerFailed,
     WorkerKept,
     WorkerReady,
     WorkerStarted,
@@ -31,7 +28,7 @@ from dlrover_run.features.observe.round_progress import RoundProgress
 from dlrover_run.output.relay_client import RelayClient
 from dlrover_run.processes import tree
 from dlrover_run.processes.process import ProcessGroup
-from dlrover_run.workers.exits import build_worker_exit, read_stderr
+from dlrover_run.workers.exits import build_worker_exit, exit_event, failure_event, read_stderr
 from dlrover_run.workers.round_store import StorePort
 from dlrover_run.workers.specs import Worker, WorkerSpec, WorkerSpecs, close_streams
 from dlrover_run.workers.starter import Starter
@@ -318,18 +315,8 @@ class WorkerRound:
         failed_first = _failed(worker) and self._asking is None
         logged = [worker, *self.group.running] if failed_first else [worker]
         guarded("the progress log", lambda: self.progress.log_last(logged), None)
-        self._events.emit(
-            WorkerExited(
-                round=self.ranks.round,
-                rank=worker.spec.rank,
-                local_rank=worker.spec.local_rank,
-                since=guarded("the end of the script", lambda: self.progress.script_ended(worker), None),
-                pid=worker.pid,
-                code=worker.code or 0,
-                stopped_with="" if worker.stopped_with is None else worker.stopped_with.name,
-                peak_memory=worker.peak_memory,
-            )
-        )
+        since = guarded("the end of the script", lambda: self.progress.script_ended(worker), None)
+        self._events.emit(exit_event(worker, self.ranks.round, since))
         self._ended.set()
         if _failed(worker):
             if failed_first:
@@ -352,18 +339,7 @@ class WorkerRound:
         if root is None or root.rank == self._emitted_rank:
             return
         self._emitted_rank = root.rank
-        self._events.emit(
-            WorkerFailed(
-                round=self.ranks.round,
-                rank=root.rank,
-                local_rank=root.local_rank,
-                pid=root.pid,
-                code=root.code,
-                cause=causes.cause_of(root),
-                what=causes.describe_exit(root)[:MAX_WHAT],
-                trace="\n".join(causes.trace_lines(root))[-MAX_TRACE:],
-            )
-        )
+        self._events.emit(failure_event(root, self.ranks.round))
 
     async def _ask(self) -> None:
         """Collect how workers failed, each once; the end of their standard error is at the relay.
