@@ -79,7 +79,8 @@ class JobEnd(msgspec.Struct, frozen=True):
     """Everything that the result depends on.
 
     `assignment` is the last one of the coordinator, `noun` names the tasks. `stopped_by` is a signal that made this
-    node leave; if the node was `drained`, an operator requested it and no signal was sent. `problem` is why it could
+    node leave; if the node was `drained`, an operator requested it and no signal was sent, and if it is `orphaned`, its
+    launcher was killed, which is SIGKILL for the node too. `problem` is why it could
     not take part in the job, `is_user_error` that the user's settings are the cause, and `is_cut_off` that no other
     node could be reached. `error` kept it from starting or stopping tasks.
     """
@@ -89,6 +90,7 @@ class JobEnd(msgspec.Struct, frozen=True):
     noun: str = "workers"
     stopped_by: signal.Signals | None = None
     drained: bool = False
+    orphaned: bool = False
     problem: str | None = None
     is_user_error: bool = False
     is_cut_off: bool = False
@@ -125,6 +127,10 @@ def worker_results(
     )
 
 
+ORPHANED = "it was killed, or the program that had started it has ended"
+"""Why a launcher ends that could not say so itself."""
+
+
 def resolve_result(end: JobEnd, scheme: ExitScheme) -> JobResult:
     """The result of a job that is over for this node; `scheme` is that of the exit codes."""
     assignment, tasks = end.assignment, end.tasks
@@ -136,7 +142,9 @@ def resolve_result(end: JobEnd, scheme: ExitScheme) -> JobResult:
     if (node_health := _dismissal(end)) is not None:
         reason = f"the node check dismissed this node: {node_health.reason}"
     elif stopped and end.stopped_by is not None:
-        reason = "an operator has drained this node" if end.drained else f"{end.stopped_by.name} stopped the job"
+        reason = f"{end.stopped_by.name} stopped the job"
+        if end.drained or end.orphaned:
+            reason = "an operator has drained this node" if end.drained else ORPHANED
     exit_reason = _exit_reason(end, root)
     if exit_reason is ExitReason.WORKER_FAILED and root is not None:
         # A task whose success is a failure of the job, as of a chief without a session, has exit status 0.

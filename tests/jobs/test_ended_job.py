@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from harness import OURS, WAIT, Finished, Mailbox, finish, launch, run, start
+from harness import OURS, WAIT, Finished, Mailbox, agent_of, finish, launch, run, start
 
 FAILS = "import time\ntime.sleep(0.1)\nraise SystemExit(3)\n"
 
@@ -78,6 +78,21 @@ def test_the_last_job_is_explained_while_others_run_and_all_are_listed(tmp_path:
         for job in running:
             job.terminate()
             finish(job)
+
+
+def test_a_launcher_that_was_killed_is_said_to_be(tmp_path: Path, mailbox: Mailbox) -> None:
+    env: dict[str, str | None] = {"XDG_STATE_HOME": str(tmp_path / "state")}
+    name = f"orphan-{os.getpid()}"
+    job = launch(mailbox, f"--rdzv-id={name}", mailbox.script("sleeps.py", SLEEPS), env=env)
+    mailbox.gather(1)
+    agent = agent_of(job)
+    job.kill()
+    finish(job)
+    agent.wait(WAIT)
+    why = operate(tmp_path, "why", name)
+    assert "with exit code 137: it was killed, or the program that had started it has ended" in why.out
+    (row,) = [row for row in json.loads(operate(tmp_path, "jobs", "-a", "--json").out) if row["job"] == name]
+    assert row["state"] == "stopped"
 
 
 COUNTS = "import os\nif os.environ.get('COUNT'):\n    from dlrover_run import training\n    training.report()\n"
