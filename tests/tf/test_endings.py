@@ -16,6 +16,7 @@ from dlrover_run.coordination.model import Assignment, Failure, PlanPhase, Round
 from dlrover_run.failures.causes import describe_exit
 from dlrover_run.failures.worker_exit import WorkerExit
 from dlrover_run.features.observe.page import StepSource
+from dlrover_run.output.destinations import Inherited, RankStreams
 from dlrover_run.words.reasons import sentence
 from tf_ps_runner.agent.exits import (
     REPEATED_BEFORE_STEP,
@@ -135,7 +136,7 @@ def test_a_failure_has_the_traceback_and_a_kill_has_no_exception() -> None:
 def test_the_reported_and_the_observed_exit_both_have_the_cause_of_an_out_of_memory_kill() -> None:
     class Started:
         memory = SimpleNamespace(explain_memory_kill=lambda code: "it used more than its memory limit of 4Gi")
-        stdout_path = stderr_path = None
+        outputs = RankStreams(0, Inherited(), Inherited(), None)
 
         async def stderr_tail(self, relay: object) -> str:
             return ""
