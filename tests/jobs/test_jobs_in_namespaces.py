@@ -43,7 +43,8 @@ def test_a_job_in_a_pid_namespace_is_listed_and_named_by_its_pid_here(tmp_path: 
         assert json.loads(by_pid.out)["job"] == name
         assert run(OURS, ["stop", "--wait", str(launcher.pid)], cwd=tmp_path).code == exit_codes.SUCCESS
     finally:
-        job.terminate()
+        # unshare takes no SIGTERM, and kills its child when it is killed.
+        job.kill()
         finish(job)
 
 
