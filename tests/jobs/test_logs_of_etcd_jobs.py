@@ -14,10 +14,12 @@ BODY = """
 import os
 import signal
 print(f"first of {os.environ['RANK']}", flush=True)
-signal.signal(signal.SIGUSR1, lambda *_: None)
+# A signal that comes before it is waited for is kept.
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1, signal.SIGUSR2})
 post(rank=int(os.environ["RANK"]), pid=os.getpid())
-signal.pause()
+signal.sigwait({signal.SIGUSR1})
 print(f"last of {os.environ['RANK']}", flush=True)
+signal.sigwait({signal.SIGUSR2})
 """
 
 
@@ -41,9 +43,13 @@ def test_the_output_of_each_worker_is_read_here_and_from_elsewhere(
         assert following.stdout.readline() == "first of 1\n"
         for worker in workers:
             os.kill(worker["pid"], signal.SIGUSR1)
+        # The agent of another node waits only a while for the question of a reader after the end of its workers.
+        assert following.stdout.readline() == "last of 1\n"
+        for worker in workers:
+            os.kill(worker["pid"], signal.SIGUSR2)
         assert [finish(node).code for node in nodes] == [0, 0]
         rest = finish(following)
-        assert (rest.code, rest.out) == (0, "last of 1\n"), rest.err
+        assert (rest.code, rest.out) == (0, ""), rest.err
     finally:
         for node in nodes:
             if node.poll() is None:
