@@ -63,17 +63,8 @@ class AgentServices(msgspec.Struct, frozen=True):
     events: EventStream
 
 
-class FrameworkAdapter(ABC, Generic[Key]):
-    """This node's tasks. No method but `open`, `stacks`, `kill`, `finish` and `close` waits: what takes time goes on in
-    the background (`AgentServices.start`), and `wake` is called when it is done.
-
-    `noun` names the tasks in messages, and `starter` starts their processes. While tasks are `moving`
-    to other nodes, the assignment counts although this node leaves.
-    """
-
-    noun: str
-    starter: Starter
-    moving = False
+class Tasks(ABC, Generic[Key]):
+    """The tasks of this node, as a turn of the agent's loop sees them. No method waits."""
 
     @property
     @abstractmethod
@@ -84,15 +75,6 @@ class FrameworkAdapter(ABC, Generic[Key]):
     @abstractmethod
     def running(self) -> bool:
         """Whether a process of a task runs."""
-
-    @abstractmethod
-    async def open(self) -> None:
-        """Begin. Raises SpecError or OSError."""
-
-    @abstractmethod
-    def accept(self, assignment: Assignment, ends: bool) -> None:
-        """Take the latest assignment; the same one may come again. `ends` means that the job is over for this node, or
-        that the node has to leave. Raises SpecError."""
 
     @abstractmethod
     def desired(self) -> Sequence[DesiredTask[Key]]:
@@ -114,6 +96,58 @@ class FrameworkAdapter(ABC, Generic[Key]):
     @abstractmethod
     def report(self, leaving: bool) -> NodeReport:
         """The report of this node and its tasks."""
+
+
+class Lifetime(ABC):
+    """From the first assignment to the end of the tasks. No method but `open`, `kill`, `finish` and `close` waits: what
+    takes time goes on in the background (`AgentServices.start`), and `wake` is called when it is done."""
+
+    @abstractmethod
+    async def open(self) -> None:
+        """Begin. Raises SpecError or OSError."""
+
+    @abstractmethod
+    def accept(self, assignment: Assignment, ends: bool) -> None:
+        """Take the latest assignment; the same one may come again. `ends` means that the job is over for this node, or
+        that the node has to leave. Raises SpecError."""
+
+    @abstractmethod
+    def send(self, number: signal.Signals, delivered_at: float | None = None, only_stopping: bool = False) -> None:
+        """Send a signal that ends it to each task, now; with `only_stopping`, to those that are being stopped already.
+        `delivered_at` is as in `ManagedProcess.send`."""
+
+    @abstractmethod
+    def forward(self, number: signal.Signals, delivered_at: float | None) -> None:
+        """Pass on a signal that does not end the tasks."""
+
+    @abstractmethod
+    async def kill(self) -> None:
+        """Kill all tasks, after an error."""
+
+    @abstractmethod
+    def leave_report(self, error: Exception | None) -> NodeReport | None:
+        """The report that this node has left, `error` being the reason if any; None if the last report stands."""
+
+    @abstractmethod
+    async def finish(self, assignment: Assignment) -> TaskResults:
+        """Collect the results, once no task runs and all output has been printed. `assignment` is the last one."""
+
+    @abstractmethod
+    async def close(self, assignment: Assignment, result: JobResult) -> None:
+        """End all processes that help to start tasks."""
+
+
+class FrameworkAdapter(Tasks[Key], Lifetime):
+    """All that the agent knows of a framework: its tasks, their lifetime, and what is asked about them. No method of
+    its own but `stacks` waits.
+
+    `noun` names the tasks in messages, and `starter` starts their processes. While tasks are `moving` to other nodes,
+    the assignment counts although this node leaves.
+    """
+
+    noun: str
+    starter: Starter
+    moving = False
 
     @abstractmethod
     def progress(self) -> Mapping[str, Progress]:
@@ -152,31 +186,6 @@ class FrameworkAdapter(ABC, Generic[Key]):
 
     def stop_waiting(self) -> None:
         """Cancel what is slow and serves only a user or a start."""
-
-    @abstractmethod
-    def send(self, number: signal.Signals, delivered_at: float | None = None, only_stopping: bool = False) -> None:
-        """Send a signal that ends it to each task, now; with `only_stopping`, to those that are being stopped already.
-        `delivered_at` is as in `ManagedProcess.send`."""
-
-    @abstractmethod
-    def forward(self, number: signal.Signals, delivered_at: float | None) -> None:
-        """Pass on a signal that does not end the tasks."""
-
-    @abstractmethod
-    async def kill(self) -> None:
-        """Kill all tasks, after an error."""
-
-    @abstractmethod
-    def leave_report(self, error: Exception | None) -> NodeReport | None:
-        """The report that this node has left, `error` being the reason if any; None if the last report stands."""
-
-    @abstractmethod
-    async def finish(self, assignment: Assignment) -> TaskResults:
-        """Collect the results, once no task runs and all output has been printed. `assignment` is the last one."""
-
-    @abstractmethod
-    async def close(self, assignment: Assignment, result: JobResult) -> None:
-        """End all processes that help to start tasks."""
 
 
 AdapterFactory = Callable[[AgentServices], FrameworkAdapter[Any]]
