@@ -100,7 +100,7 @@ class Tasks(ABC, Generic[Key]):
 
 class Lifetime(ABC):
     """From the first assignment to the end of the tasks. No method but `open`, `kill`, `finish` and `close` waits: what
-    takes time goes on in the background (`AgentServices.start`), and `wake` is called when it is done."""
+    takes time goes on in the background (`AgentServices.start`), and wakes the loop when it is done."""
 
     @abstractmethod
     async def open(self) -> None:

@@ -17,7 +17,6 @@ ELSEWHERE = frozenset(
         "ElasticBatchSampler.batch_sampler",
         "ElasticBatchSampler.collate_fn",
         "Entrypoint.elastic_launch",
-        "FrameworkAdapter.wake",
         "JobEnded.failed",
         "JobEnded.finished",
         "LastStep.destroy_process_group",
