@@ -21,8 +21,10 @@ class FlagValues:
         self.flags = flags
 
     def all(self, dest: str) -> list[FlagValue]:
-        """Every text that was given for a flag, in order."""
-        flag = self.flags[dest]
+        """Every text that was given for a flag, in order; none for one that no feature of the program brings."""
+        flag = self.flags.get(dest)
+        if flag is None:
+            return []
         if dest in self._given:
             return [FlagValue(flag.spellings[0], text) for text in self._given[dest]]
         if flag.variable is not None and flag.variable in self._environ:

@@ -25,7 +25,6 @@ OURS = Launcher("dlrover-run", (sys.executable, "-m", "dlrover_run"))
 NAMES = sorted(path.parent.name for path in FOLDER.glob("*/__init__.py"))
 
 TIED = {
-    "autoscale": "command_line/rdzv_conf names its rules",
     "events": "the agent, workers/ and other features emit its records",
     "local_nodes": "the command line makes its part of the JobSpec",
     "observe": "workers/ opens its pages, and hangs, autoscale and the agent read them",
