@@ -99,6 +99,11 @@ class LineWriter:
         self._due = now + after if self._cutter.held and after is not None else None
         return shown
 
+    def postpone(self, now: float) -> None:
+        """Begin the time of quiet anew, if there is an unfinished line that is not shown."""
+        if self._due is not None and self._sink.unfinished_after is not None:
+            self._due = now + self._sink.unfinished_after
+
     def unfinished(self, now: float) -> bytes:
         return self.all_held() if self.due is not None and now >= self.due else b""
 

@@ -69,8 +69,11 @@ class Source:
             self._put(data if self.lines is None else self.lines.feed(data, time.monotonic()))
 
     def show_unfinished(self, now: float) -> None:
-        """Pass on an unfinished line whose source has been quiet for long enough."""
+        """Pass on an unfinished line whose source has been quiet for long enough. While the sink takes nothing the
+        source is not read, so it is not known to be quiet: its time begins when there is room."""
         if self.lines is not None:
+            if not self.has_room:
+                self.lines.postpone(now)
             self._put(self.lines.unfinished(now))
 
     def finish(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import select
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -136,3 +137,23 @@ def test_a_ring_returns_what_it_still_has() -> None:
     assert ring.tail(fd)[0].endswith(b"end!")
     again.close()
     os.close(fd)
+
+
+def test_a_worker_that_is_not_read_is_not_quiet_and_its_line_is_not_broken(console: Console) -> None:
+    console.open = False
+    console.sink.unfinished_after = 1.0
+    worker = Worker(console, b"0: ")
+    worker.pipe.take(b"x" * 99 + b"\n")
+    console.sink.put(b"y" * (QUEUE_LIMIT - 1) + b"\n")
+    worker.pipe.take(b"half")
+    assert not worker.pipe.has_room
+    now = time.monotonic()
+    worker.pipe.show_unfinished(now + 5)
+    console.open = True
+    console.sink.flush()
+    worker.pipe.show_unfinished(now + 5.5)
+    assert b"half" not in console.shown, "it has had no time yet to write the rest"
+    worker.pipe.show_unfinished(now + 6)
+    console.sink.flush()
+    assert console.shown.endswith(b"\n0: half")
+    worker.close()
