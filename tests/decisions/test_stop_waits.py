@@ -8,7 +8,7 @@ import pytest
 from virtual_job import VirtualJob, rules
 
 from dlrover_run import exit_codes
-from dlrover_run.command_line import application
+from dlrover_run.command_line import help as pages
 from dlrover_run.command_line.program import DLROVER_RUN
 from dlrover_run.coordination.requests import OperatorRequest
 from dlrover_run.coordination.status import JobStatus
@@ -42,7 +42,7 @@ def test_a_job_that_does_not_answer_has_not_ended(
         return StoppingJob(ends)
 
     monkeypatch.setattr(asker, "find_job", find)
-    code = application.run(DLROVER_RUN, ["stop", "--wait", "--timeout=0.01", "resnet"])
+    code = pages.run(DLROVER_RUN, ["stop", "--wait", "--timeout=0.01", "resnet"])
     printed = capsys.readouterr()
     assert printed.out.startswith("dlrover-run stop: the job 'resnet' stops\n")
     assert ("has ended" in printed.out) == ends

@@ -15,7 +15,7 @@ from dlrover_run.coordination.parts import with_part
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.features.hangs.search import guilt
 from dlrover_run.features.hangs.search.round_detectors import RoundDetectors
-from dlrover_run.features.hangs.stalls import policy
+from dlrover_run.features.hangs.stalls import observer
 from dlrover_run.features.hangs.stalls.rules import StallRules
 from dlrover_run.features.hangs.stragglers.rules import StragglerRules
 from simulation.program import Outcome, Program
@@ -61,7 +61,7 @@ def answers_at_once() -> AbstractContextManager[None]:
 
 def asks_no_node() -> AbstractContextManager[None]:
     """A node that reports no quiet worker counts as one that trains."""
-    return patched((policy, "ENOUGH_WITNESSES"), by=0)()
+    return patched((observer, "ENOUGH_WITNESSES"), by=0)()
 
 
 def names_in_collectives() -> AbstractContextManager[None]:
@@ -71,7 +71,7 @@ def names_in_collectives() -> AbstractContextManager[None]:
 
 def finds_only_rounds() -> AbstractContextManager[None]:
     """A stall is one of all workers."""
-    return patched((policy, "find_alone"), by=lambda suspects: None)()
+    return patched((observer, "find_alone"), by=lambda suspects: None)()
 
 
 DEFECTS = (answers_at_once, asks_no_node, names_in_collectives, finds_only_rounds)
