@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from stall_traces import HARMLESS, INTERVAL, PROBED, Trace, Worker, evaluation, idle, spin, spin_overloaded
 
+import dlrover_run
 from dlrover_run.features.hangs.search.detector import (
     MIN_LIMIT,
     PAUSE_FACTOR,
@@ -26,9 +28,13 @@ from dlrover_run.features.hangs.search.detector import (
 from dlrover_run.features.hangs.search.guilt import Finding, GuiltCode, find_guilty, find_stall, ranks_to_restart
 from dlrover_run.features.hangs.search.spin import PROBES
 from dlrover_run.features.hangs.search.suspects import MAX_FILE, MAX_FUNCTION, Place, Suspect, describe_worker
-from dlrover_run.features.hangs.stacks.stacks import Frame, Stack, Thread, fold, render
+from dlrover_run.features.hangs.stacks.stacks import LAUNCHER, Frame, Stack, Thread, fold, render
+from dlrover_run.features.observe import optimizer_steps
 from dlrover_run.features.observe.processes import ProcessFigures, WorkerFigures
 from dlrover_run.features.observe.records import Evidence, Traffic
+from dlrover_run.training import survivor
+from dlrover_run.workers import function_worker
+from dlrover_run.workers.template import worker as forked_worker
 
 HANGS = {
     "stopped": (idle, StallCode.TRAINING),
@@ -427,3 +433,12 @@ def test_equal_stacks_are_folded() -> None:
     folded = fold({0: WAITS, 1: ELSEWHERE, 2: WAITS, 3: WAITS})
     assert [one.ranks for one in folded] == [(1,), (0, 2, 3)]
     assert render(folded).splitlines()[1] == "  /home/u/train.py:10 in next_batch"
+
+
+def test_the_line_of_the_user_is_not_one_of_the_launcher_in_a_checkout() -> None:
+    root = Path(dlrover_run.__file__).parent.parent
+    assert [path for path in LAUNCHER if not (root / path).exists()] == []
+    script = Frame("/home/ann/dlrover_run/train.py", 7, "main")
+    for ours in (survivor, function_worker, forked_worker, optimizer_steps):
+        frames = (Frame(str(Path(str(ours.__file__)).resolve()), 1, "f"), script)
+        assert Stack((Thread("MainThread", frames),)).user_line == script

@@ -11,10 +11,16 @@ from dlrover_run.words.text import format_ranks
 MAX_FRAMES = 100
 """Frames of a thread that are kept."""
 
+LAUNCHER = (
+    *("dlrover_run/workers/", "dlrover_run/training/", "dlrover_run/worker_path/", "dlrover_run/features/observe/"),
+    *("tf_ps_runner/data/", "tf_ps_runner/worker/", "tf_ps_runner/worker_path/", "tf_ps_runner/hooks.py"),
+)
+"""Where the code of the launcher that runs in a worker is: also in a checkout, outside of site-packages."""
+
 _LIBRARY = re.compile(
-    r"/(?:site|dist)-packages/|/lib/python3\.\d+t?/|^<frozen |^<string>$"
-    r"|/dlrover_run/(?:agent|template|training|worker_path)/|/tf_ps_runner/(?:data|worker|worker_path)/"
-    r"|/tf_ps_runner/hooks\.py$"
+    r"/(?:site|dist)-packages/|/lib/python3\.\d+t?/|^<frozen |^<string>$|/(?:"
+    + "|".join(map(re.escape, LAUNCHER))
+    + ")"
 )
 _COLLECTIVE = re.compile(r"/torch/(?:distributed|nn/parallel|autograd)/|/horovod/|/deepspeed/comm/")
 _LOCK = re.compile(r"/threading\.py:|/multiprocessing/synchronize\.py:|/queue\.py:|/filelock/")
