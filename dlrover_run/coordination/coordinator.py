@@ -264,6 +264,12 @@ class Coordinator:
             self.assignment(key)
         self.status("", now)
 
+    def find_wait(self, now: float) -> None:
+        """Find out what the job waits for, and decide nothing: for a program that has only read the records."""
+        job = job_of(self.rules.resized(self.plan.desired, self.plan.wanted_nodes))
+        decision = decide(job, self.plan, self._members, self._job_time(now))
+        self._deadlines, self._wait = decision.deadlines, decision.wait
+
     def _decide(self, time: float) -> bool:
         before, is_new = self.plan, self._is_new
         self._is_new = False

@@ -122,7 +122,7 @@ class JobRules(msgspec.Struct, frozen=True):
     @property
     def engine(self) -> str:
         """The feature that decides what the nodes run, in place of rounds of workers; empty in a job with rounds."""
-        return next((part.feature for part in self.parts if part.kind == "engine"), "")
+        return next((part.feature for part in self.parts if part.applies and part.kind == "engine"), "")
 
     @property
     def program(self) -> str:

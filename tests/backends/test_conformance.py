@@ -220,7 +220,7 @@ def a_node_without_tasks_reads_what_is_missing(backend: Backend) -> None:
     assert waiting.seconds is not None
 
 
-def answer_of(backend: Backend, node: WrittenNode, request: OperatorRequest) -> JobStatus | AskFailed:
+def answer_of(backend: Backend, node: WrittenNode, request: OperatorRequest | None) -> JobStatus | AskFailed:
     """What an operator on the machine of the node gets."""
     node.request(request)
     backend.until(lambda: node.answers)
@@ -367,6 +367,16 @@ def too_few_nodes_wait_and_then_give_up(backend: Backend) -> None:
     assert backend.timeline.now >= TOO_FEW.join_timeout
 
 
+def the_status_says_what_a_job_waits_for(backend: Backend) -> None:
+    a = backend.node("a")
+    a.report(phase=NodePhase.WAITING)
+    backend.until(lambda: a.assignment.waiting and a.assignment.waiting.seconds)
+    found = answer_of(backend, a, None)
+    assert isinstance(found, JobStatus), found
+    assert found.waiting == "1 node of 2 is here: a"
+    assert found.waiting_seconds is not None
+
+
 def a_node_finds_the_coordinator_again(backend: Backend) -> None:
     a, b = backend.node("a"), backend.node("b")
     before = train(backend, a, b)
@@ -460,6 +470,7 @@ FACTS_OF_SEVERAL: dict[Fact, JobRules] = {
     a_node_that_leaves_is_not_waited_for: TWO,
     a_failure_reaches_all_nodes: rules(2, 2, last_call_timeout=1.0, lost_after=1.0, max_restarts=0),
     too_few_nodes_wait_and_then_give_up: TOO_FEW,
+    the_status_says_what_a_job_waits_for: TOO_FEW,
     a_node_finds_the_coordinator_again: TWO,
     a_node_of_another_program_is_no_spare_where_servers_run: servers(),
     a_node_that_trains_is_refused_where_servers_run: servers(),

@@ -118,7 +118,7 @@ class Node(LoopProcess, ABC):
         self.note("is asked to go")
         self.run(self._begin_to_leave)
 
-    def request(self, request: OperatorRequest) -> None:
+    def request(self, request: OperatorRequest | None) -> None:
         """An operator requests something of the job on this machine."""
         self.run(lambda: self.create_task(self._ask(request)))
 

@@ -7,6 +7,7 @@ leader replaces by its answer once the plan contains it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 from collections.abc import AsyncIterator, Sequence
 
@@ -69,6 +70,9 @@ async def read_job(store: KeyValueStore, keys: Keys, name: str) -> Coordinator:
                 coordinator.receive(decode_record(current.value, NodeReport), now)
     except InvalidMessage as error:
         raise AskFailed(f"a record of the job in {keys.store} is {error}") from None
+    # An internal error is the leader's to report; the rest of the status is right without the wait.
+    with contextlib.suppress(Exception):
+        coordinator.find_wait(now)
     return coordinator
 
 

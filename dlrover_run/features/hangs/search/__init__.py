@@ -1,1 +1,1 @@
-"""Finds out that the workers of a round make no progress, and which of them does not wait. Pure, but for `read`."""
+"""Finds out that the workers of a round make no progress, and which of them does not wait. Pure."""
