@@ -64,7 +64,7 @@ that name is refused because of the result of this one.
 
 class DesiredSize(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """How many nodes a round has at the request of an operator, within what the job was started with. `by` is who asked
-    for it, for people. If it is `fixed`, no policy may choose fewer."""
+    for it, for people. If it is `fixed`, no feature may choose fewer."""
 
     min_nodes: Count
     max_nodes: Count
@@ -144,7 +144,7 @@ class JobRules(msgspec.Struct, frozen=True):
         return size if size >= self.min_nodes else 0
 
     def resized(self, size: DesiredSize | None, wanted_nodes: int = 0) -> JobRules:
-        """The rules with that size of a round, of which a policy wants `wanted_nodes`, 0 for as many as possible."""
+        """The rules with that size of a round, of which a feature wants `wanted_nodes`, 0 for as many as possible."""
         if size is None and wanted_nodes == self.wanted_nodes:
             return self
         least, most = (self.min_nodes, self.max_nodes) if size is None else (size.min_nodes, size.max_nodes)

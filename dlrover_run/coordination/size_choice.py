@@ -1,4 +1,4 @@
-"""What an operator reads of a policy that chooses the size of a job."""
+"""What an operator reads of a feature that chooses the size of a job."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class MeasuredSize(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WantedServers(msgspec.Struct, frozen=True, kw_only=True):
-    """How many parameter servers a policy wants, 0 for the least, and why; `paused` while a number that an operator has
-    fixed holds instead. `processor` and `memory` are what the busiest of them use, in percent of what they may."""
+    """How many parameter servers a feature wants, 0 for the least, and why; `paused` while a number that an operator
+    has fixed holds instead. `processor` and `memory` are what the busiest of them use, in percent of what they may."""
 
     wanted: int
     reason: str = ""
@@ -35,7 +35,7 @@ class WantedServers(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SizeChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """What a policy wants. `wanted_nodes` is how many nodes the job would make use of now, 0 as long as that is not
+    """What a feature wants. `wanted_nodes` is how many nodes the job would make use of now, 0 as long as that is not
     known, and `chosen_nodes` how many the round is to have: fewer, where the job does not wait for the others.
     `condition` is a word for the state of its search, `measuring` how many blocks of the size that trains are measured
     so far, and `paused` is set while the size that an operator has fixed holds instead. `reason` renders `reasons`.

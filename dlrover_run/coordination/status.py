@@ -102,7 +102,7 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     `hang` says which workers make no progress, and for which of them the others wait; empty if all go on.
     `desired_nodes` is the size, N or MIN:MAX, that `desired_by` has asked for, empty where that is the whole range.
     `change_waits` says that a planned change waits for the next checkpoint, `change_seconds` at most from now.
-    `size_choice` is what a policy that chooses the number of nodes wants, None in a job without one.
+    `size_choice` is what a feature that chooses the number of nodes wants, None in a job without one.
     `node_counts` counts all nodes by their state, also the `nodes_omitted`. `answer` says what the job does because of
     the request for which the status was sent, empty without one or where the other fields say it. `times` are the
     seconds of all workers so far in each phase of the ledger, and `time_places` how many workers are in each now."""

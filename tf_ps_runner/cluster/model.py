@@ -27,7 +27,7 @@ MAX_NODE_TASKS = 400
 """Tasks of one job that one node reports at a time over a network."""
 
 NAME = "parameter_servers"
-"""The name of this policy."""
+"""The name of this feature."""
 
 TF_PROGRAM = "tf-ps-run"
 """The program that starts jobs with parameter servers."""

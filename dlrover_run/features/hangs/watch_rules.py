@@ -1,4 +1,4 @@
-"""The rules of a policy that only watches the workers: it is on or off."""
+"""The rules of an observer that only watches the workers: it is on or off."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dlrover_run.coordination.parts import RulesPart
 
 
 class WatchRules(msgspec.Struct, RulesPart, frozen=True, forbid_unknown_fields=True):
-    """With `watched` 1 nodes report what the policy needs of their workers."""
+    """With `watched` 1 nodes report what the observer needs of their workers."""
 
     watched: int = 0
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 MAX_GROUP = 1024
 """Workers of a group that is formed in place. Each of them receives the handles of all, so the size of what is sent
-grows with the square of their number; a larger round is formed as without this policy."""
+grows with the square of their number; a larger round is formed as without this feature."""
 
 NUMBER_BITS = 21
 """Bits of a uuid that hold the number of the round."""
@@ -84,7 +84,7 @@ class SurvivorsReport(msgspec.Struct, ReportPart, frozen=True, forbid_unknown_fi
 
 class Formation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How the workers of the round `key` form their process group: in place, by `uuid` and the handles in the order of
-    the ranks; or with uuid 0 as without this policy, by the store of the round and with new processes."""
+    the ranks; or with uuid 0 as without this feature, by the store of the round and with new processes."""
 
     key: RoundKey
     uuid: Uuid = 0

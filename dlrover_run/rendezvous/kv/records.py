@@ -58,7 +58,7 @@ class BucketMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The assignments of the nodes of one bucket.
 
     `common` is the part that all nodes have in common. `views` are the parts of single nodes of the bucket, by node id
-    and incarnation; a node without tasks waits, for `waiting`. What the policy assigns to all nodes alike is in
+    and incarnation; a node without tasks waits, for `waiting`. What the engine assigns to all nodes alike is in
     `common` only. `program` is what the nodes of the round run, and `full` whether it has all that it may have.
     """
 

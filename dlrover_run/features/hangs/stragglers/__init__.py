@@ -1,1 +1,1 @@
-"""Stragglers of a round as a policy: for which of its workers the others wait, compared over all nodes. Pure."""
+"""Stragglers of a round as an observer: for which of its workers the others wait, compared over all nodes. Pure."""
