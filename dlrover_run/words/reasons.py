@@ -1,7 +1,7 @@
 """Why a plan is as it is, and what a node waits for: codes with parameters, and the one place that renders them.
 
 Decisions, the wire and the journal carry a chain of `Reason`s. A chain becomes a sentence only where a person reads it
-(`render`). A policy adds its codes with an enum of its own and `register`.
+(`render`). A feature adds its codes with an enum of its own and `register`.
 
 A template takes Python's format fields, and `{number:#noun}` for a number of things, `{number:one|many}` for a text
 that depends on the number, `{names:join}` for a list of names, and `{at:clock}` for a time in ISO 8601 with its zone,
@@ -143,11 +143,11 @@ _PREFIXES: dict[type[ReasonCode], str] = {Code: ""}
 _TEMPLATES: dict[str, str] = {}
 
 TEXTS: dict[str, str] = {}
-"""The module that registers the codes with the prefix of each policy; it is imported when a code of it is rendered."""
+"""The module that registers the codes with the prefix of each feature; it is imported when a code of it is rendered."""
 
 
 def register(codes: type[ReasonCode], prefix: str) -> None:
-    """Add a policy's codes; on the wire each begins with the prefix."""
+    """Add a feature's codes; on the wire each begins with the prefix."""
     _PREFIXES[codes] = prefix
     _TEMPLATES.update((code.code, code.value) for code in codes)
 
@@ -213,12 +213,12 @@ def _continues(reason: Reason) -> bool:
 
 def _template(code: str) -> str:
     """The template of a code; empty for a code of another version."""
-    policy, separator, _ = code.partition(".")
+    feature, separator, _ = code.partition(".")
     if separator and code not in _TEMPLATES:
-        # A reader of event logs has not imported any policy.
+        # A reader of event logs has not imported any feature.
         import_module("dlrover_run.features.registry")
-        if policy in TEXTS:
-            import_module(TEXTS[policy])
+        if feature in TEXTS:
+            import_module(TEXTS[feature])
     return _TEMPLATES.get(code, "")
 
 

@@ -43,7 +43,7 @@ def settings(flags: FlagValues, environ: Mapping[str, str]) -> HangSettings | No
 
 
 def add_rules(flags: FlagValues, job: Draft, rules: JobRules) -> JobRules:
-    """The rules with the policies for stragglers, and for stalls, where nodes have to compare what they see."""
+    """The rules with the observers for stragglers, and for stalls, where nodes have to compare what they see."""
     if flags.choice("stall_action") == "off":
         return rules
     if job.rendezvous.nodes_apart:

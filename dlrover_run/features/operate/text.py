@@ -191,7 +191,7 @@ def _scale(status: JobStatus) -> str:
 
 
 def _choice(choice: SizeChoice) -> str:
-    """The size that a policy wants, and why."""
+    """The size that a feature wants, and why."""
     return "\n".join(
         ["autoscale: " + _size_choice(choice), *([] if choice.servers is None else [_servers(choice.servers)])]
     )
@@ -207,11 +207,11 @@ def _size_choice(choice: SizeChoice) -> str:
 
 
 GIVEN_BACK = {"node": "dlrover-run scale --nodes=auto", "worker": "tf-ps-run scale --workers=auto"}
-"""The command that gives the size back to the policy, by what the size counts."""
+"""The command that gives the size back to the feature, by what the size counts."""
 
 
 def _servers(servers: WantedServers) -> str:
-    """The parameter servers that a policy wants, and what those here use."""
+    """The parameter servers that a feature wants, and what those here use."""
     if servers.paused:
         return "servers: paused by the number that was asked for (tf-ps-run scale --ps=auto gives it back)"
     wanted = f"{counted(servers.wanted, 'parameter server')} wanted: " if servers.wanted else ""

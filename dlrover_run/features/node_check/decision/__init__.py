@@ -1,1 +1,1 @@
-"""The health check as a policy: records, one round, evidence, diagnosis, pairing and text. Pure."""
+"""The node check as a gate: records, one round, evidence, diagnosis, pairing and text. Pure."""
