@@ -26,6 +26,7 @@ from dlrover_run.console.rounds import render_shutdown
 from dlrover_run.coordination.activity import NodeActivity
 from dlrover_run.coordination.bounds import MAX_WHAT
 from dlrover_run.coordination.model import OVER
+from dlrover_run.failures.guard import guarded
 from dlrover_run.features.events.event_log import AssignmentEvents, log_opened
 from dlrover_run.features.events.live import LiveLedger
 from dlrover_run.features.events.records import NO_EVENTS, AgentEnded, Events, StopRequested, WatchFailed
@@ -304,10 +305,10 @@ class Agent:
     def _begin_features(self) -> None:
         self._features.begin(self._services, self._adapter, self._client.assignment)
 
-    def _read_activity(self) -> NodeActivity:
-        """What this node does now, for the socket of operators."""
-        self._features.look()
-        return self._add_to_activity(NodeActivity(()))
+    async def _read_activity(self) -> NodeActivity | None:
+        """What this node does now, for the socket of operators; None if it cannot be read."""
+        await self._features.look()
+        return guarded("the activity", lambda: self._add_to_activity(NodeActivity(())), None)
 
     def _add_to_activity(self, activity: NodeActivity) -> NodeActivity:
         return self._features.add_to_activity(self._adapter.add_to_activity(activity))

@@ -22,8 +22,8 @@ class NodeRefused(Exception):
 class NodeFeature:
     """What a node does for one feature of its job. `tasks` are those of this node.
 
-    The agent calls it in the thread of its loop. No method but `close` waits: what takes time goes on in the background
-    and calls `services.wake` when there is news. Here each method does nothing.
+    The agent calls it in the thread of its loop. No method but `look` and `close` waits: what takes time goes on
+    in the background and calls `services.wake` when there is news. Here each method does nothing.
     """
 
     def __init__(self, services: AgentServices, tasks: FrameworkAdapter[Any]) -> None:
@@ -46,8 +46,8 @@ class NodeFeature:
         """The report of this node with what the feature has to report, in each turn of the loop."""
         return report
 
-    def look(self) -> None:
-        """Read anew what `add_to_activity` adds: an operator asks this node."""
+    async def look(self) -> None:
+        """Read anew what `add_to_activity` adds: an operator asks this node, and waits. Raises nothing."""
 
     def add_to_activity(self, activity: NodeActivity) -> NodeActivity:
         """What this node does, for people, with what the feature knows of it; about once a second."""
@@ -100,9 +100,9 @@ class NodeFeatures:
             report = feature.add_to_report(report)
         return report
 
-    def look(self) -> None:
-        for feature in self._begun.values():
-            feature.look()
+    async def look(self) -> None:
+        for feature in list(self._begun.values()):
+            await feature.look()
 
     def add_to_activity(self, activity: NodeActivity) -> NodeActivity:
         for feature in self._begun.values():

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -24,7 +26,7 @@ from dlrover_run.features.operate.web.metrics import JobFigures, render_metrics
 from dlrover_run.features.resources import devices, monitor
 from dlrover_run.features.resources.devices import DeviceReader, read_devices, used_by
 from dlrover_run.features.resources.monitor import LOG_INTERVAL, SAMPLE_INTERVAL, ResourceMonitor
-from dlrover_run.features.resources.processes import WorkerMeter
+from dlrover_run.features.resources.processes import ProcessUse, WorkerMeter
 
 MIB = 2**20
 GIB = 2**30
@@ -275,15 +277,104 @@ Watched = tuple[ResourceMonitor, Log, Clock]
 @pytest.fixture
 def watched(monkeypatch: pytest.MonkeyPatch) -> Watched:
     monkeypatch.setattr(monitor, "usable_memory", lambda: 32 * GIB)
+    monkeypatch.setattr(monitor, "READ_TIMEOUT", 600.0)
     log, clock = Log(), Clock()
     return ResourceMonitor(log.emit, lambda: None, clock), log, clock
+
+
+def take(here: ResourceMonitor) -> None:
+    asyncio.run(here.take())
+
+
+def sample(here: ResourceMonitor) -> NodeUse | None:
+    asyncio.run(here.sample())
+    return here.use
+
+
+def test_a_read_that_hangs_delays_neither_the_loop_nor_the_exit(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one of a process that holds its memory map: the agent goes on, and the figures come when the read is done."""
+    here, _, clock = watched
+    may_end, threads = threading.Event(), list[threading.Thread]()
+    read = WorkerMeter.read
+
+    def hang(meter: WorkerMeter, now: float) -> ProcessUse | None:
+        threads.append(threading.current_thread())
+        may_end.wait(20)
+        return read(meter, now)
+
+    monkeypatch.setattr(WorkerMeter, "read", hang)
+    monkeypatch.setattr(monitor, "READ_TIMEOUT", 0.0)
+    here.note(started(0, os.getpid()))
+    for _ in range(3):
+        take(here)
+        assert here.use is None
+        clock.now += SAMPLE_INTERVAL
+    reading = here._reading
+    assert reading is not None
+    may_end.set()
+    reading.result()
+    monkeypatch.setattr(monitor, "READ_TIMEOUT", 600.0)
+    take(here)
+    assert here.use is not None
+    here.close()
+    (thread,) = set(threads)
+    assert thread.daemon
+    thread.join()
+
+
+def test_figures_are_written_each_minute_while_programs_ask_each_second(watched: Watched) -> None:
+    here, log, clock = watched
+    here.note(started(0, os.getpid()))
+    for _ in range(int(LOG_INTERVAL) + 1):
+        sample(here)
+        take(here)
+        clock.now += 1
+    assert len(log.figures) == 2
+
+
+def test_what_a_read_fails_with_is_raised_once_also_if_a_program_had_asked(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(meter: WorkerMeter, now: float) -> None:
+        raise OSError("no /proc")
+
+    here, _, clock = watched
+    here.note(started(0, os.getpid()))
+    with monkeypatch.context() as patched:
+        patched.setattr(WorkerMeter, "read", fail)
+        assert sample(here) is None
+        with pytest.raises(OSError, match="no /proc"):
+            take(here)
+        take(here)
+    clock.now += SAMPLE_INTERVAL
+    take(here)
+    assert here.use is not None
+
+
+def test_a_limit_that_cannot_be_read_is_read_again_with_the_next_sample(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_limit() -> int:
+        raise OSError("no /proc/meminfo")
+
+    here, _, _ = watched
+    here.note(started(0, os.getpid()))
+    with monkeypatch.context() as patched:
+        patched.setattr(monitor, "usable_memory", no_limit)
+        with pytest.raises(OSError, match="no /proc/meminfo"):
+            take(here)
+    take(here)
+    assert here.use is not None
+    assert here.use.memory_limit == 32 * GIB
 
 
 def test_figures_are_written_each_minute_and_when_a_worker_fails(watched: Watched, holder: int) -> None:
     here, log, clock = watched
     here.note(started(0, holder))
     here.note(started(1, os.getpid()))
-    here.take()
+    take(here)
     assert [one.rank for one in log.figures] == [0, 1]
     assert log.figures[0].processes == 2
     assert log.figures[0].memory > 192 * MIB
@@ -291,7 +382,7 @@ def test_figures_are_written_each_minute_and_when_a_worker_fails(watched: Watche
     for _ in range(int(LOG_INTERVAL / SAMPLE_INTERVAL)):
         assert len(log.figures) == 2
         clock.now += SAMPLE_INTERVAL
-        here.take()
+        take(here)
     assert len(log.figures) == 4
     assert log.figures[2].processors is not None
     here.note(exited(0, holder, -9, peak=30 * GIB))
@@ -315,10 +406,10 @@ def test_a_worker_that_fails_before_the_first_sample_has_its_peak(watched: Watch
 def test_a_worker_that_is_kept_has_its_new_rank(watched: Watched) -> None:
     here, _, clock = watched
     here.note(started(3, os.getpid()))
-    here.take()
+    take(here)
     here.note(WorkerKept(round=2, rank=1, local_rank=0, pid=os.getpid()))
     clock.now += SAMPLE_INTERVAL
-    here.take()
+    take(here)
     assert here.use is not None
     assert [task.name for task in here.use.tasks] == ["rank 1"]
 
@@ -326,10 +417,10 @@ def test_a_worker_that_is_kept_has_its_new_rank(watched: Watched) -> None:
 def test_programs_that_ask_at_once_get_one_sample(watched: Watched) -> None:
     here, _, clock = watched
     here.note(started(0, os.getpid()))
-    first = here.sample()
-    assert here.sample() == first, "in no time the kernel counts no ticks"
+    first = sample(here)
+    assert sample(here) == first, "in no time the kernel counts no ticks"
     clock.now += 1
-    again = here.sample()
+    again = sample(here)
     assert again is not None
     assert again.processors is not None
 
@@ -354,15 +445,16 @@ def test_devices_are_closed_between_two_rounds(monkeypatch: pytest.MonkeyPatch) 
         readers.append(DeviceReader(StandInNvml(os.getpid())))
         return readers[-1]
 
+    monkeypatch.setattr(monitor, "READ_TIMEOUT", 600.0)
     log, clock = Log(), Clock()
     here = ResourceMonitor(log.emit, open_devices, clock)
     for _ in range(2):
         here.note(started(0, os.getpid()))
-        here.take()
+        take(here)
         while not readers[-1].latest:
             pass
         clock.now += SAMPLE_INTERVAL
-        here.take()
+        take(here)
         assert here.use is not None
         assert [one.index for one in here.use.tasks[0].devices] == [0]
         here.note(exited(0, os.getpid(), 0))

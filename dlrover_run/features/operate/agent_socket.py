@@ -11,7 +11,6 @@ import socket
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING
 
-from dlrover_run.failures.guard import guarded
 from dlrover_run.features.operate.web.connections import ConnectionServer
 from dlrover_run.processes import unix_sockets
 from dlrover_run.rendezvous.client import AskFailed
@@ -52,7 +51,7 @@ class AgentSocket:
         ask: Ask,
         progress: Callable[[], Sequence[TaskProgress]] = tuple,
         ask_stacks: AskStacks | None = None,
-        activity: Callable[[], NodeActivity | None] = lambda: None,
+        activity: Callable[[], Awaitable[NodeActivity | None]] | None = None,
         recent_events: Callable[[], Sequence[bytes]] = tuple,
     ) -> None:
         self._info = info
@@ -109,8 +108,8 @@ class AgentSocket:
         from dlrover_run.features.registry import decode_part
 
         request = msgspec.json.decode(line, type=AgentRequest, dec_hook=decode_part)
+        activity = await self._activity() if request.progress and self._activity is not None else None
         tasks = tuple(self._progress())[:MAX_TASKS] if request.progress else ()
-        activity = guarded("the activity", self._activity, None) if request.progress else None
         reply = AgentReply(
             agent=self._info(),
             tasks=tasks,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
@@ -29,8 +30,10 @@ class Resources(NodeFeature):
         name = "what workers use of processors, memory and devices"
         services.tick.add(name, self._take, first=SAMPLE_INTERVAL, early=EARLY * SAMPLE_INTERVAL)
 
-    def look(self) -> None:
-        self._begun().sample()
+    async def look(self) -> None:
+        # The tick reports an error.
+        with contextlib.suppress(Exception):
+            await self._begun().sample()
 
     def add_to_activity(self, activity: NodeActivity) -> NodeActivity:
         use = None if self._monitor is None else self._monitor.use
@@ -46,8 +49,8 @@ class Resources(NodeFeature):
         elif isinstance(event, WorkerStarted | WorkerKept):
             self._early.append(event)
 
-    def _take(self, sample: Activities) -> float:
-        self._begun().take()
+    async def _take(self, sample: Activities) -> float:
+        await self._begun().take()
         return SAMPLE_INTERVAL
 
     def _begun(self) -> ResourceMonitor:

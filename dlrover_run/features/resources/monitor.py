@@ -1,19 +1,22 @@
 """Samples what the workers of this node use, keeps the last sample, and writes it to the event log.
 
 It learns which workers run from the events of the agent, so it serves every framework, and needs nothing of the rounds.
-psutil and NVML are imported with the first sample, for which no launch waits.
+Threads read the workers and the devices (`reader`, `devices`). psutil and NVML are imported with the first sample, for
+which no launch waits.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from msgspec.structs import asdict, replace
 
-from dlrover_run.coordination.resource_use import MAX_TASKS, DeviceUse, NodeUse, TaskUse
+from dlrover_run.coordination.resource_use import MAX_TASKS, NodeUse, TaskUse
 from dlrover_run.devices import holders
 from dlrover_run.devices.capacity import usable_memory
 from dlrover_run.features.events.records import (
@@ -25,10 +28,10 @@ from dlrover_run.features.events.records import (
     WorkerResources,
     WorkerStarted,
 )
+from dlrover_run.features.resources.reader import Reading, Target, UseReader
 
 if TYPE_CHECKING:
     from dlrover_run.features.resources.devices import DeviceReader
-    from dlrover_run.features.resources.processes import WorkerMeter
 
 SAMPLE_INTERVAL = 5.0
 """Seconds between two samples: as often as a node reports to its master. One takes some 0.3 ms for each worker with its
@@ -37,6 +40,10 @@ data loaders."""
 MIN_INTERVAL = 0.5
 """Seconds between two samples that programs of operators ask for: in less the kernel counts too few ticks of a
 processor."""
+
+READ_TIMEOUT = 2.0
+"""Seconds that the agent and programs of operators wait for a sample. A longer one goes on, and counts when it is
+done."""
 
 LOG_INTERVAL = 60.0
 """Seconds between two events with the figures of a worker."""
@@ -49,7 +56,6 @@ class _Worker:
     start: WorkerEvent
     pid: int
     name: str
-    meter: WorkerMeter | None = None
     use: TaskUse | None = None
     logged_at: float = float("-inf")
 
@@ -68,8 +74,11 @@ class ResourceMonitor:
         self._clock = clock
         self._workers: dict[int, _Worker] = {}
         self._limit = 0
-        self._devices: DeviceReader | None = None
-        self._began = False
+        self._reader: UseReader | None = None
+        self._reading: Reading | None = None
+        # Those that it reads: a worker that has started since may have the pid of one that has ended.
+        self._read_workers: dict[int, _Worker] = {}
+        self._error: Exception | None = None
         self._sampled_at: float | None = None
         self._failed_in: tuple[str, int] | None = None
 
@@ -84,11 +93,10 @@ class ResourceMonitor:
                 self._log_failure(worker, event)
 
     def close(self) -> None:
-        """Read devices no more: a driver is not held open between two rounds. Idempotent."""
-        if self._devices is not None:
-            self._devices.close()
-            self._devices = None
-        self._began, self._sampled_at = False, None
+        """End the threads: a driver is not held open between two rounds. Idempotent."""
+        if self._reader is not None:
+            self._reader.close()
+        self._reader = self._reading = self._sampled_at = None
 
     @property
     def use(self) -> NodeUse | None:
@@ -104,46 +112,50 @@ class ResourceMonitor:
             tasks=tuple(used[:MAX_TASKS]),
         )
 
-    def take(self) -> None:
-        """Sample if it is time for it, and write the figures of each minute to the log."""
-        now = self._clock()
-        if self._workers and (self._sampled_at is None or now - self._sampled_at >= SAMPLE_INTERVAL):
-            self.sample()
-            for worker in self._workers.values():
-                if worker.use is not None and now - worker.logged_at >= LOG_INTERVAL:
-                    worker.logged_at = now
-                    self._emit(self._figures(worker))
+    async def take(self) -> None:
+        """Sample if it is time for it, and write the figures of each minute to the log. Raises what the last sample has
+        failed with."""
+        if self._sampled_at is None or self._clock() - self._sampled_at >= SAMPLE_INTERVAL:
+            await self.sample()
+        self._collect()
+        self._log_figures()
+        if (error := self._error) is not None:
+            self._error = None
+            raise error
 
-    def sample(self) -> NodeUse | None:
-        """Read what the workers use now; devices are those that were read last."""
+    async def sample(self) -> None:
+        """Read what the workers use now; devices are those that were read last. It waits READ_TIMEOUT at most."""
+        self._collect()
         now = self._clock()
-        if not self._workers or (self._sampled_at is not None and now - self._sampled_at < MIN_INTERVAL):
-            return self.use
-        self._sampled_at = now
-        self._begin()
-        from dlrover_run.features.resources.processes import WorkerMeter
+        if not self._workers:
+            return
+        if self._reading is None and (self._sampled_at is None or now - self._sampled_at >= MIN_INTERVAL):
+            self._read_workers = dict(self._workers)
+            targets = [_target(worker) for worker in self._workers.values()]
+            self._reading = self._begin().ask(targets)
+            self._sampled_at = now
+        if self._reading is not None and self._sampled_at is not None:
+            await _until_done(self._reading, self._sampled_at + READ_TIMEOUT - now)
+            self._collect()
 
+    def _collect(self) -> None:
+        """Take the figures of a reading that is done."""
+        if self._reading is None or not self._reading.done():
+            return
+        readings, self._reading = self._reading.result(), None
+        if isinstance(readings, Exception):
+            self._error = readings
+            return
+        for pid, use in readings.items():
+            if (worker := self._workers.get(pid)) is not None and worker is self._read_workers.get(pid):
+                worker.use = replace(use, name=worker.name)
+
+    def _log_figures(self) -> None:
+        now = self._clock()
         for worker in self._workers.values():
-            if worker.meter is None:
-                worker.meter = WorkerMeter(worker.pid, self._limit)
-            if (found := worker.meter.read(now)) is not None:
-                worker.use = TaskUse(
-                    name=worker.name,
-                    memory=found.memory,
-                    processors=None if found.processors is None else round(found.processors, 3),
-                    processes=len(found.pids),
-                    devices=self._devices_of(worker, found.pids),
-                )
-        if self._devices is not None:
-            self._devices.ask()
-        return self.use
-
-    def _devices_of(self, worker: _Worker, pids: Collection[int]) -> tuple[DeviceUse, ...]:
-        if self._devices is None:
-            return ()
-        # A task with a role has a place on the node that says nothing of its device.
-        local_rank = None if worker.start.role else worker.start.local_rank
-        return tuple(self._devices.used_by(pids, local_rank))
+            if worker.use is not None and now - worker.logged_at >= LOG_INTERVAL:
+                worker.logged_at = now
+                self._emit(self._figures(worker))
 
     def _note_start(self, event: WorkerStarted | WorkerKept) -> None:
         known = self._workers.get(event.pid)
@@ -155,11 +167,11 @@ class ResourceMonitor:
             worker.use = replace(worker.use, name=name)
         self._workers[event.pid] = worker
 
-    def _begin(self) -> None:
-        if not self._began:
-            self._began = True
+    def _begin(self) -> UseReader:
+        if self._reader is None:
             self._limit = usable_memory()
-            self._devices = self._open_devices()
+            self._reader = UseReader(self._limit, self._open_devices(), self._clock)
+        return self._reader
 
     def _log_failure(self, failed: _Worker, event: WorkerExited) -> None:
         """Write what the worker that has failed used, and with the first one of a round what the others did: one of
@@ -187,6 +199,25 @@ class ResourceMonitor:
             processes=use.processes,
             devices=tuple(DeviceFigures(**asdict(device)) for device in use.devices),
         )
+
+
+def _target(worker: _Worker) -> Target:
+    # A task with a role has a place on the node that says nothing of its device.
+    return Target(worker.pid, worker.name, None if worker.start.role else worker.start.local_rank)
+
+
+async def _until_done(reading: Reading, timeout: float) -> None:
+    loop, done = asyncio.get_running_loop(), asyncio.Event()
+
+    def wake(reading: Reading) -> None:
+        with contextlib.suppress(RuntimeError):  # The loop may be closed by now.
+            loop.call_soon_threadsafe(done.set)
+
+    if timeout > 0:
+        reading.add_done_callback(wake)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                await done.wait()
 
 
 def _open_devices() -> DeviceReader | None:
