@@ -23,8 +23,8 @@ from dlrover_run.features.events.stream import EventStream
 from dlrover_run.features.observe.activity_report import ActivityReport
 from dlrover_run.features.operate.text import render_status
 from dlrover_run.features.operate.web.metrics import JobFigures, render_metrics
-from dlrover_run.features.resources import devices, monitor
-from dlrover_run.features.resources.devices import DeviceReader, read_devices, used_by
+from dlrover_run.features.resources import devices, monitor, processes
+from dlrover_run.features.resources.devices import DeviceReader, read_devices, used_by, visible_indices
 from dlrover_run.features.resources.monitor import LOG_INTERVAL, SAMPLE_INTERVAL, ResourceMonitor
 from dlrover_run.features.resources.processes import ProcessUse, WorkerMeter
 
@@ -110,6 +110,24 @@ def test_a_worker_that_has_ended_is_not_read() -> None:
     process = subprocess.Popen(["true"])
     process.wait()
     assert WorkerMeter(process.pid, limit=GIB).read(0.0) is None
+
+
+def test_a_process_that_was_left_out_of_the_sample_before_has_not_used_all_of_its_time_since(
+    monkeypatch: pytest.MonkeyPatch, holder: int
+) -> None:
+    """As one beyond MAX_PROCESSES that enters when another one ends: this process has run since the tests began."""
+    below = [[holder], [holder, os.getpid()]]
+    meter = WorkerMeter(holder, limit=1 << 40)
+    monkeypatch.setattr(meter, "_below", lambda: below.pop(0))
+    monkeypatch.setattr(processes, "MAX_PROCESSES", 1)
+    assert meter.read(0.0) is not None
+    began = sum(os.times()[:2])
+    assert began > 0.1
+    second = meter.read(0.01)
+    assert second is not None
+    assert second.pids == {holder, os.getpid()}
+    assert second.processors is not None
+    assert second.processors < began / 0.01 / 2
 
 
 class NvmlError(Exception):
@@ -202,6 +220,23 @@ def test_what_a_driver_does_not_report_is_left_out() -> None:
     assert (use.busy, use.share, use.memory) == (None, None, 30 * GIB)
     nvml.lacks = {"processes"}
     assert used_by(read_devices(nvml, {}), {11}) == []
+
+
+def test_a_lost_gpu_leaves_the_figures_of_the_others() -> None:
+    class Lost(StandInNvml):
+        def nvmlDeviceGetCount(self) -> int:
+            return 3
+
+        def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
+            if index == 0:
+                raise NvmlError(15)
+            return index - 1
+
+    nvml = Lost(11)
+    found = read_devices(nvml, {})
+    assert [device.whole.index for device in found] == [1, 2]
+    assert used_by(found, {11}) == [msgspec.structs.replace(WHOLE, index=1, share=0.4, memory=30 * GIB)]
+    assert visible_indices(nvml, {}) == [1, 2]
 
 
 def reading(nvml: StandInNvml) -> DeviceReader:

@@ -41,9 +41,19 @@ class Device(NamedTuple):
 
 
 def read_devices(nvml: Nvml, seen: dict[int, int]) -> list[Device]:
-    """All GPUs; NVML must be initialised. `seen` has the time of the last sample of each GPU, and is updated: a process
-    has a share only of the time since. Raises NVMLError."""
-    return [_read_device(nvml, index, seen) for index in range(nvml.nvmlDeviceGetCount())]
+    """All GPUs that can be read; NVML must be initialised. `seen` has the time of the last sample of each GPU, and is
+    updated: a process has a share only of the time since. Raises NVMLError where no GPU can be counted."""
+    return list(_readable(nvml, lambda index: _read_device(nvml, index, seen)).values())
+
+
+def _readable(nvml: Nvml, read: Callable[[int], T]) -> dict[int, T]:
+    """What `read` returns of each GPU, by its index, without those that are lost: NVML still counts them, and returns
+    an error for all else."""
+    found = {}
+    for index in range(nvml.nvmlDeviceGetCount()):
+        with contextlib.suppress(nvml.NVMLError):
+            found[index] = read(index)
+    return found
 
 
 def _read_device(nvml: Nvml, index: int, seen: dict[int, int]) -> Device:
@@ -111,9 +121,10 @@ def used_by(devices: Sequence[Device], pids: Collection[int]) -> list[DeviceUse]
 def visible_indices(nvml: Nvml, environ: Mapping[str, str]) -> list[int]:
     """The GPUs that workers started with this environment see, in the order of `cuda:0`, `cuda:1`; NVML must be
     initialised. Raises NVMLError."""
-    gpus = [read_gpu(nvml, index) for index in range(nvml.nvmlDeviceGetCount())]
-    addresses = [gpu.device.pci_bus_id for gpu in gpus]
-    return [addresses.index(one.pci_bus_id) for one in select_devices(environ.get("CUDA_VISIBLE_DEVICES"), gpus)]
+    gpus = _readable(nvml, lambda index: read_gpu(nvml, index))
+    indices = {gpu.device.pci_bus_id: index for index, gpu in gpus.items()}
+    visible = select_devices(environ.get("CUDA_VISIBLE_DEVICES"), list(gpus.values()))
+    return [indices[device.pci_bus_id] for device in visible]
 
 
 class DeviceReader:
