@@ -128,9 +128,7 @@ class Agent:
             self._read_activity,
             self._kept_events.lines,
         )
-        # Of a job of one node this agent is asked, which reads the pages then; only stalls have to be noted before.
-        refresh = backends.of(job.rendezvous).refresh or REFRESH_INTERVAL
-        self._activity = None if refresh is None else ActivityReport(refresh)
+        self._activity = ActivityReport(backends.of(job.rendezvous).refresh or REFRESH_INTERVAL)
 
     @property
     def pids_to_spare(self) -> set[int]:
@@ -191,9 +189,8 @@ class Agent:
             for action in reconcile(adapter.desired(), adapter.states(), ends):
                 adapter.carry_out(action)
             report = self._features.add_to_report(adapter.report(leaving))
-            if self._activity is not None:
-                self._activity.follow_round(self._node_state.round, adapter.running)
-                report = with_activity(report, self._activity.current, self._times)
+            self._activity.follow_round(self._node_state.round, adapter.running)
+            report = with_activity(report, self._activity.current, self._times)
             self._client.report(report)
             self._tick.follow(self._node_state.round, adapter.running)
             if (over or leaving) and adapter.idle:
@@ -268,8 +265,7 @@ class Agent:
     def _begin_to_observe(self) -> None:
         """Have samples of the tasks taken for the event log and for the reports of this node."""
         takers = [("the figures of the event log", self._log_sample)] if self._kept_events is not NO_EVENTS else []
-        if self._activity is not None:
-            takers.append(("the progress of workers", self._take_activity))
+        takers.append(("the progress of workers", self._take_activity))
         for name, take in takers:
             self._tick.add(name, take, first=SAMPLE_INTERVAL, early=EARLY * SAMPLE_INTERVAL)
 
@@ -278,7 +274,6 @@ class Agent:
         return SAMPLE_INTERVAL
 
     def _take_activity(self, sample: Activities) -> float:
-        assert self._activity is not None, "without it no samples are taken for it"
         own = self._add_to_activity(NodeActivity(()))
         is_news = self._activity.take(
             sample,
