@@ -134,6 +134,8 @@ class ShutdownRequest:
         """When the workers received `stop_signal` from the sender of `signal`; None if they did not."""
         self.grace = spec.shutdown_timeout
         """The seconds that its workers have then."""
+        self._until = 0.0
+        """When they are over, on the clock of the loop."""
         self.orphaned = False
         """Whether the process that this node works for has ended."""
         self.drained = False
@@ -143,6 +145,13 @@ class ShutdownRequest:
     def wanted(self) -> bool:
         """Whether this node has to leave."""
         return self.signal is not None or self.orphaned
+
+    @property
+    def left(self) -> float | None:
+        """The seconds that are left of `grace`, 0 if this node is ended at once; None if it does not leave."""
+        if self.orphaned:
+            return 0.0
+        return None if self.signal is None else max(0.0, self._until - asyncio.get_running_loop().time())
 
     def stop_with(self, grace: float) -> tuple[signal.Signals, float, float | None]:
         """The signal that stops a task now, the seconds until it is killed, and when it got the signal from elsewhere
@@ -234,6 +243,7 @@ class ShutdownRequest:
         self._interrupted = self._interrupted or number is signal.SIGINT
         if self.signal is None:
             self.stop_signal, self.delivered_at = for_workers, delivered_at
+            self._until = asyncio.get_running_loop().time() + self.grace
         self._on_stop(number, for_workers, None if for_workers is signal.SIGKILL else delivered_at)
         self.signal = self.signal or number
 

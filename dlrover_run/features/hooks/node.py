@@ -13,6 +13,7 @@ from dlrover_run.agent.result import JobResult
 from dlrover_run.coordination.model import Assignment, NodeReport, RankAssignment, RoundKey
 from dlrover_run.features.hooks.settings import HookSettings
 from dlrover_run.processes.user_command import UserCommand
+from dlrover_run.words.reasons import Code
 from dlrover_run.workers.feature import WorkersFeature
 
 FLAG = "--hook"
@@ -25,7 +26,11 @@ class Hooks(WorkersFeature):
         super().__init__(services, tasks)
         self._settings = services.job.settings_of("hooks", HookSettings)
         self._assignment = Assignment()
+        self._ends = False
         self._current: UserCommand | None = None
+        self._until: dict[str, float] = {}
+        """When the commands of an event have to end, because the job has ended, on the clock of the loop."""
+        self._event = ""
         self._failed_in: RoundKey | None = None
         self._turn = asyncio.Lock()
         self._after_failure: asyncio.Task[str] | None = None
@@ -36,6 +41,14 @@ class Hooks(WorkersFeature):
 
     def follow(self, assignment: Assignment, ends: bool) -> None:
         self._assignment = assignment
+        if ends and not self._ends:
+            self._ends = True
+            until = asyncio.get_running_loop().time() + self._services.job.shutdown_timeout
+            self._until["before-round"] = until
+            # What looks at the failure that ends the job keeps its own time.
+            if Code.STOPPED_ON_REQUEST.within(assignment.reasons):
+                self._until["after-failure"] = until
+            self.stop_waiting()
 
     def add_to_report(self, report: NodeReport) -> NodeReport:
         failure, ranks = report.failure, report.ranks
@@ -52,36 +65,49 @@ class Hooks(WorkersFeature):
 
     async def before_round(self, ranks: RankAssignment) -> None:
         # What looks at a failure may need the devices as they are.
-        if self._after_failure is not None:
-            await self._after_failure
-        if not self._services.shutdown.wanted:
+        await self._failure_seen()
+        if self._is_wanted(ranks):
             problem = await self._run("before-round", _round_facts(ranks))
-            if problem and not self._services.shutdown.wanted:
+            if problem and self._is_wanted(ranks):
                 raise NodeRefused(f"the hook before-round keeps this node out of round {ranks.round}: {problem}")
 
     def stop_waiting(self) -> None:
         """A signal ends the command that runs, in the time that the workers have; one at the end of the job gets the
         rest of it."""
         if self._current is not None:
-            self._current.limit(self._seconds)
+            self._current.limit(self._seconds(self._event))
 
     async def close(self, result: JobResult) -> None:
-        if self._after_failure is not None:
-            await self._after_failure
+        await self._failure_seen()
         facts = {"EXIT_CODE": str(result.exit_code), "CAUSE": result.error or result.reason}
         await self._run("at-end", facts)
 
-    @property
-    def _seconds(self) -> float:
-        """The seconds that a command has which begins now."""
-        _, seconds, _ = self._services.shutdown.stop_with(self._settings.timeout)
-        return min(seconds, self._settings.timeout)
+    async def _failure_seen(self) -> None:
+        """Return when no command runs because of a failure. An error that ends the node has cancelled it, and goes on
+        to the end of the job nevertheless."""
+        if self._after_failure is not None:
+            await asyncio.wait([self._after_failure])
+
+    def _is_wanted(self, ranks: RankAssignment) -> bool:
+        """Whether these are still the ranks of this node."""
+        return not (self._ends or self._services.shutdown.wanted) and self._services.node_state.round == ranks.key
+
+    def _seconds(self, event: str) -> float:
+        """The seconds that a command has from now on."""
+        seconds = self._settings.timeout
+        if (until := self._until.get(event)) is not None:
+            seconds = min(seconds, until - asyncio.get_running_loop().time())
+        if (left := self._services.shutdown.left) is not None:
+            seconds = min(seconds, left)
+        return max(0.0, seconds)
 
     async def _run(self, event: str, facts: Mapping[str, str]) -> str:
         """Run the commands of an event. Returns what is wrong with the first that has failed, empty if none has; for
         other events than the one that decides about a round it is printed here."""
         async with self._turn:
             for words in self._settings.commands.get(event, ()):
+                if event == "before-round" and self._ends:
+                    break
                 if problem := await self._run_one(event, words, facts):
                     if event == "before-round":
                         return problem
@@ -89,8 +115,9 @@ class Hooks(WorkersFeature):
         return ""
 
     async def _run_one(self, event: str, words: tuple[str, ...], facts: Mapping[str, str]) -> str:
-        if not (seconds := self._seconds):
-            return "this node was ended at once"
+        if not (seconds := self._seconds(event)):
+            return "no time was left for it"
+        self._event = event
         try:
             self._current = command = UserCommand(FLAG, words, self._environment(event, facts), seconds)
         except OSError as error:

@@ -1,0 +1,210 @@
+"""When the commands of hooks run and end, with commands that end when the test says so, on a virtual clock."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from scripted_agent import rank_assignment
+from virtual_loop import run_virtually
+
+from dlrover_run.agent.node_feature import NodeRefused
+from dlrover_run.agent.result import JobResult
+from dlrover_run.agent.shutdown import ShutdownRequest
+from dlrover_run.cli import parse
+from dlrover_run.coordination.model import Assignment, PlanPhase, RankAssignment
+from dlrover_run.exit_reasons import ExitReason
+from dlrover_run.features.hooks import node
+from dlrover_run.features.hooks.settings import HookSettings
+from dlrover_run.words.reasons import Code
+
+SHUTDOWN_TIMEOUT = 30.0
+RANKS = rank_assignment()
+STOPPED = Assignment(phase=PlanPhase.FAILED, reasons=(Code.STOPPED_ON_REQUEST(by="root"),))
+FAILED = Assignment(phase=PlanPhase.FAILED)
+RESULT = JobResult(exit_code=1, exit_reason=ExitReason.WORKER_FAILED, reason="because")
+
+
+class Command:
+    """A command that runs until its limit, or until `end`."""
+
+    def __init__(
+        self, name: str, words: tuple[str, ...], environment: Mapping[str, str], seconds: float, node: Node
+    ) -> None:
+        self.pid = 1
+        self.problem = ""
+        self.name = words[0]
+        self._loop = asyncio.get_running_loop()
+        self._over = asyncio.Event()
+        self._limit = self._loop.call_later(seconds, self.end, "late")
+        node.commands.append(self)
+
+    def limit(self, seconds: float) -> None:
+        if self._loop.time() + seconds < self._limit.when():
+            self._limit.cancel()
+            self._limit = self._loop.call_later(seconds, self.end, "late")
+
+    def end(self, problem: str = "") -> None:
+        self.problem = problem
+        self._over.set()
+
+    def stop(self) -> None:
+        self._limit.cancel()
+
+    async def ended(self) -> None:
+        await self._over.wait()
+
+
+class Node:
+    """A node with hooks, of which each event has two commands."""
+
+    def __init__(self) -> None:
+        self.commands: list[Command] = []
+        self.lines: list[str] = []
+        self.wakes = 0
+        self.state = SimpleNamespace(host="a", node_id="a", round=RANKS.key)
+        self.shutdown = ShutdownRequest(
+            parse([f"--shutdown-timeout={SHUTDOWN_TIMEOUT}", __file__], {}),
+            lambda *_: None,
+            lambda *_: None,
+            lambda: None,
+        )
+        events = ("before-round", "after-failure", "at-end")
+        settings = HookSettings({event: ((f"{event} 1",), (f"{event} 2",)) for event in events}, timeout=100.0)
+        services: Any = SimpleNamespace(
+            job=SimpleNamespace(
+                settings_of=lambda name, kind: settings, display_name="j", shutdown_timeout=SHUTDOWN_TIMEOUT
+            ),
+            run_dir=SimpleNamespace(keep=False, path=None),
+            console=SimpleNamespace(info=self.lines.append),
+            orphans=SimpleNamespace(kill_session=lambda pid: None),
+            node_state=self.state,
+            shutdown=self.shutdown,
+            start=lambda work: asyncio.get_running_loop().create_task(work),
+            wake=self._note_wake,
+        )
+        self.hooks = node.Hooks(services, SimpleNamespace())  # type: ignore[arg-type]
+
+    def _note_wake(self) -> None:
+        self.wakes += 1
+
+    def fail(self, ranks: RankAssignment = RANKS) -> None:
+        """A worker of this node fails."""
+        failure: Any = SimpleNamespace(rank=0, exit_text="exited with code 1", exit_status=1)
+        report: Any = SimpleNamespace(failure=failure, ranks=ranks)
+        self.hooks.add_to_report(report)
+
+    async def begun(self, count: int) -> Command:
+        """The command that runs when that many have begun."""
+        async with asyncio.timeout(1):
+            while len(self.commands) < count:
+                await asyncio.sleep(0.01)
+        return self.commands[-1]
+
+    @property
+    def ran(self) -> list[str]:
+        return [command.name for command in self.commands]
+
+
+Scene = Callable[[Node], Awaitable[None]]
+
+
+@pytest.fixture
+def play(monkeypatch: pytest.MonkeyPatch) -> Callable[[Scene], None]:
+    def play(scene: Scene) -> None:
+        async def run() -> None:
+            one = Node()
+            monkeypatch.setattr(node, "UserCommand", lambda *told: Command(*told, one))
+            await scene(one)
+
+        run_virtually(run())
+
+    return play
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def test_an_error_of_the_node_that_cancels_a_command_after_a_failure_leaves_the_end_of_the_job_to_go_on(
+    play: Callable[[Scene], None],
+) -> None:
+    async def scene(one: Node) -> None:
+        one.fail()
+        await one.begun(1)
+        # As the group of the agent's tasks does on an error.
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+            task.cancel()
+        await one.hooks.close(RESULT)
+        assert one.ran == ["after-failure 1", "at-end 1", "at-end 2"]
+
+    play(scene)
+
+
+@pytest.mark.parametrize("end", [STOPPED, FAILED])
+def test_a_command_before_a_round_does_not_hold_up_the_end_of_the_job_and_is_no_reason_of_it(
+    play: Callable[[Scene], None], end: Assignment
+) -> None:
+    async def scene(one: Node) -> None:
+        start = asyncio.ensure_future(one.hooks.before_round(RANKS))
+        await one.begun(1)
+        one.hooks.follow(end, ends=True)
+        one.hooks.follow(end, ends=True)
+        await start
+        assert now() == pytest.approx(SHUTDOWN_TIMEOUT, abs=1)
+        assert one.ran == ["before-round 1"]
+
+    play(scene)
+
+
+def test_a_command_that_fails_before_a_round_which_is_not_wanted_any_more_does_not_end_the_node(
+    play: Callable[[Scene], None],
+) -> None:
+    async def scene(one: Node) -> None:
+        start = asyncio.ensure_future(one.hooks.before_round(RANKS))
+        command = await one.begun(1)
+        one.state.round = rank_assignment(2).key
+        command.end("broken")
+        await start
+        again = asyncio.ensure_future(one.hooks.before_round(rank_assignment(2)))
+        (await one.begun(2)).end("broken")
+        with pytest.raises(NodeRefused, match="out of round 2: broken"):
+            await again
+
+    play(scene)
+
+
+@pytest.mark.parametrize(("end", "seconds"), [(STOPPED, SHUTDOWN_TIMEOUT), (FAILED, 200.0)])
+def test_commands_after_a_failure_have_the_time_of_a_stop_together_and_their_own_at_another_end(
+    play: Callable[[Scene], None], end: Assignment, seconds: float
+) -> None:
+    async def scene(one: Node) -> None:
+        one.fail()
+        await one.begun(1)
+        one.hooks.follow(end, ends=True)
+        await one.hooks.before_round(RANKS)
+        assert now() == pytest.approx(seconds, abs=1)
+        last = "no time was left for it" if end is STOPPED else "late"
+        assert one.lines == [f"warning: the hook after-failure has failed: {text}" for text in ("late", last)]
+
+    play(scene)
+
+
+def test_commands_at_the_end_have_what_is_left_of_the_time_of_a_signal_together(play: Callable[[Scene], None]) -> None:
+    async def scene(one: Node) -> None:
+        assert one.shutdown.left is None
+        one.shutdown.drain()
+        # The workers.
+        await asyncio.sleep(20)
+        assert one.shutdown.left == 10.0
+        await one.hooks.close(RESULT)
+        assert now() == SHUTDOWN_TIMEOUT
+        assert one.ran == ["at-end 1"]
+        assert one.lines == [
+            f"warning: the hook at-end has failed: {text}" for text in ("late", "no time was left for it")
+        ]
+
+    play(scene)
