@@ -16,8 +16,8 @@ from dlrover_run.features.events import state_directory
 from dlrover_run.features.events.records import AgentEnded, JobEnded, LogOpened, RoundFormed, StopRequested
 from dlrover_run.features.events.state_directory import KeptFile, file_name, name_prefix, prepare, superfluous
 from dlrover_run.features.events.writer import EventFile, EventWriter
-from dlrover_run.features.inspect.reader import other_runs, read_logs
-from dlrover_run.features.operate import asker
+from dlrover_run.features.inspect.reader import AgentLog, latest_run, other_runs, read_logs, runs_of
+from dlrover_run.features.operate import asker, completion, ended
 from dlrover_run.features.operate.ended import EndedJobs
 from dlrover_run.features.operate.find import JobElsewhere
 from dlrover_run.features.operate.logs import named_logs
@@ -116,6 +116,29 @@ def test_the_last_job_is_meant_or_the_one_that_a_word_names(tmp_path: Path, monk
     assert [job and job.name for job in found] == ["bert", "resnet", "resnet", "gpt/3", "gpt/3", None]
 
 
+def test_the_candidates_of_the_shell_are_read_from_first_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def read_whole(path: Path) -> None:
+        raise AssertionError(f"{path} is read as a whole while the user types")
+
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setattr(completion, "complete_job", lambda incomplete: ["gpt-run"])
+    monkeypatch.setattr(ended, "read_log", read_whole)
+    directory = state_directory.state_directory(os.environ)
+    assert directory is not None
+    for place, job in enumerate(("gpt/3", "gpt-run", "gpt_3", "gpt/3", "bert")):
+        os.utime(keep(directory, job, OTHER + place), (place, place))
+    assert completion.complete_any_job("gpt") == ["gpt-run", "gpt/3", "gpt_3"]
+    monkeypatch.setattr(completion, "MAX_ENDED", 1)
+    assert completion.complete_any_job("") == ["gpt-run", "bert"]
+
+
+def test_a_log_without_a_time_in_its_first_line_is_a_run() -> None:
+    """As in a log that was written by hand."""
+    log = AgentLog(LogOpened(schema=1, job="a", host="n1", node_id="a", pid=1, workers=1, began=1))
+    assert latest_run([log]) == [log], "`runs_of` would not end"
+    assert runs_of([log]) == [[log]]
+
+
 def test_the_states_of_jobs_that_have_ended(tmp_path: Path) -> None:
     """Two runs of one name are two jobs, a log without an end is of agents that were killed, and a job whose agent runs
     has not ended."""
@@ -133,11 +156,11 @@ def test_the_states_of_jobs_that_have_ended(tmp_path: Path) -> None:
             writer.emit(event)
         assert writer.close()
         os.utime(path, (pid - OTHER, pid - OTHER))
-    ended = list(EndedJobs(tmp_path))
-    assert [(job.name, job.state) for job in ended] == [
+    jobs = list(EndedJobs(tmp_path))
+    assert [(job.name, job.state) for job in jobs] == [
         ("d", "no end"), ("c", "stopped"), ("b", "stopped"), ("a", "failed"), ("a", "succeeded"),
     ]  # fmt: skip
-    assert {(job.nodes, job.workers) for job in ended} == {(2, 8)}
+    assert {(job.nodes, job.workers) for job in jobs} == {(2, 8)}
 
 
 def test_why_of_the_only_job_that_runs_names_the_one_that_has_just_ended(

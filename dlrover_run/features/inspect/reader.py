@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from dlrover_run.features.events.records import FILE_NAME, UNSET_TIME, AgentEnded, AnyEvent, Event, JobEnded, LogOpened
+from dlrover_run.features.events.records import FILE_NAME, AgentEnded, AnyEvent, Event, JobEnded, LogOpened
 from dlrover_run.features.events.state_directory import name_prefix
 from dlrover_run.features.events.writer import KEPT_FILES, rotated
 
@@ -107,8 +107,8 @@ def latest_run(logs: Sequence[AgentLog]) -> list[AgentLog]:
         return []
     same = [log for log in logs if log.opened.job == newest.opened.job]
     times = (event.time for log in same for event in log.events if isinstance(event, JobEnded))
-    before = max((time for time in times if time < newest.opened.time), default=UNSET_TIME)
-    return [log for log in same if log.opened.time > before]
+    before = max((time for time in times if time < newest.opened.time), default=None)
+    return [log for log in same if before is None or log.opened.time > before]
 
 
 def read_log(path: Path) -> AgentLog | None:

@@ -16,7 +16,7 @@ from dlrover_run.features.operate.find import find_job, survey_here
 from dlrover_run.features.operate.survey import group
 
 MAX_ENDED = 20
-"""Jobs that have ended which are candidates, the last ones."""
+"""Jobs with a log which are candidates, the last ones."""
 
 COMPLETION_TIMEOUT = 2.0
 """Seconds that the user waits for candidates at most."""
@@ -41,11 +41,11 @@ def complete_any_job(incomplete: str) -> list[str]:
     from dlrover_run.features.operate.ended import EndedJobs
 
     try:
-        ended = [job.name for job in itertools.islice(EndedJobs(), MAX_ENDED)]
+        ended = list(itertools.islice(EndedJobs().names(incomplete), MAX_ENDED))
     except Exception:
         ended = []
     running = complete_job(incomplete)
-    return [*running, *(name for name in dict.fromkeys(ended) if name.startswith(incomplete) and name not in running)]
+    return [*running, *(name for name in ended if name not in running)]
 
 
 def complete_node(context: typer.Context, incomplete: str) -> list[str]:

@@ -90,6 +90,16 @@ class EndedJobs:
         """All of them, the one that ended last first."""
         return self._of(lambda path: True)
 
+    def names(self, beginning: str) -> Iterator[str]:
+        """The names that begin so, each once, the log that was written last first. Only first lines are read, as
+        the shell waits for the names; so jobs that run are among them."""
+        seen = set()
+        for path in self._paths:
+            head = read_head(path) if path.name.startswith(name_prefix(beginning)[:-1]) else None
+            if head is not None and head.job.startswith(beginning) and head.job not in seen:
+                seen.add(head.job)
+                yield head.job
+
     def find(self, word: str | None) -> EndedJob | None:
         """The last one, or the last one that a word means: by its name in full, else by the pid of a launcher or an
         agent, else by the beginning of its name."""
