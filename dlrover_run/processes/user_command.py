@@ -58,13 +58,17 @@ class UserCommand:
         )
         try:
             self.pid = spawn(spec)
+            self._process = ManagedProcess(self.pid, spec, self._note_end, lambda _: self._changed.set())
+        except (ValueError, subprocess.SubprocessError) as error:
+            # A variable that cannot be passed on, or what comes between fork and exec.
+            os.close(self._reading)
+            raise OSError(str(error)) from error
         except OSError:
             os.close(self._reading)
             raise
         finally:
             os.close(writing)
         self._loop.add_reader(self._reading, self._read)
-        self._process = ManagedProcess(self.pid, spec, self._note_end, lambda _: self._changed.set())
         self._limit = self._loop.call_later(seconds, self._on_limit)
 
     @property

@@ -39,6 +39,11 @@ class WorkersFeature(NodeFeature):
     meets_elsewhere = False
     wait_details: WaitDetails | None = None
 
+    @property
+    def needs_devices(self) -> bool:
+        """Whether the devices of this node, which no worker uses, have to stay as they are for now."""
+        return False
+
     def environment(self, key: RoundKey, local_rank: int) -> Mapping[str, str]:
         """Variables of a worker that is about to start for that round."""
         return {}

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
+import sys
 from collections.abc import Awaitable, Callable, Mapping
 from types import SimpleNamespace
 from typing import Any
@@ -17,9 +20,13 @@ from dlrover_run.agent.shutdown import ShutdownRequest
 from dlrover_run.cli import parse
 from dlrover_run.coordination.model import Assignment, PlanPhase, RankAssignment
 from dlrover_run.exit_reasons import ExitReason
+from dlrover_run.features.events.records import NO_EVENTS
 from dlrover_run.features.hooks import node
 from dlrover_run.features.hooks.settings import HookSettings
+from dlrover_run.features.node_check.node.node_checks import CheckEvents, NodeChecks
+from dlrover_run.processes.user_command import UserCommand
 from dlrover_run.words.reasons import Code
+from dlrover_run.workers.feature import WorkersFeature
 
 SHUTDOWN_TIMEOUT = 30.0
 RANKS = rank_assignment()
@@ -208,3 +215,75 @@ def test_commands_at_the_end_have_what_is_left_of_the_time_of_a_signal_together(
         ]
 
     play(scene)
+
+
+def test_a_round_in_which_workers_are_replaced_has_its_commands_once(play: Callable[[Scene], None]) -> None:
+    async def scene(one: Node) -> None:
+        for ranks, count in ((RANKS, 2), (RANKS, 2), (rank_assignment(2), 4)):
+            one.state.round = ranks.key
+            start = asyncio.ensure_future(one.hooks.before_round(ranks))
+            for number in range(len(one.commands) + 1, count + 1):
+                (await one.begun(number)).end()
+            await start
+            assert len(one.commands) == count
+
+    play(scene)
+
+
+def test_a_health_check_waits_for_the_commands_after_a_failure(play: Callable[[Scene], None]) -> None:
+    async def scene(one: Node) -> None:
+        updates: list[object] = []
+        one.state.round = None
+        checks = object.__new__(NodeChecks)
+        services: Any = SimpleNamespace(
+            node_state=one.state,
+            shutdown=SimpleNamespace(wanted=True),
+            features=SimpleNamespace(of=lambda kind: [one.hooks, checks]),
+        )
+        tasks: Any = SimpleNamespace(idle=True)
+        WorkersFeature.__init__(checks, services, tasks)
+        checks._events = CheckEvents(NO_EVENTS)
+        runner: Any = SimpleNamespace(update=lambda *told: updates.append(told))
+        checks._runner = runner
+        one.fail()
+        for number in (1, 2):
+            command = await one.begun(number)
+            checks.follow(Assignment(), ends=False)
+            assert not updates
+            command.end()
+        await one.hooks.before_round(RANKS)
+        await asyncio.sleep(0)
+        assert one.wakes == 1
+        checks.follow(Assignment(), ends=False)
+        assert len(updates) == 1
+
+    play(scene)
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "utf-8"])
+def test_a_cause_that_no_variable_can_have_is_passed_on_as_far_as_it_can(
+    play: Callable[[Scene], None], monkeypatch: pytest.MonkeyPatch, encoding: str
+) -> None:
+    async def scene(one: Node) -> None:
+        monkeypatch.setattr(sys, "getfilesystemencoding", lambda: encoding)
+        monkeypatch.setattr(os, "fsencode", lambda text: text.encode(encoding, "surrogateescape"))
+        found = one.hooks._environment("at-end", {"CAUSE": "\u6b7b \0"})["DLROVER_CAUSE"]
+        assert found == ("? ?" if encoding == "ascii" else "\u6b7b ?")
+
+    play(scene)
+
+
+def test_a_command_that_cannot_be_started_or_watched_leaves_no_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    async def scene() -> None:
+        before = set(os.listdir("/proc/self/fd"))
+        with pytest.raises(OSError, match="null byte"):
+            UserCommand("a", (sys.executable,), {"A": "\0"}, 1.0)
+        monkeypatch.setattr("dlrover_run.processes.event_loop.watch_child", refuse)
+        with pytest.raises(OSError, match=os.strerror(errno.EMFILE)):
+            UserCommand("a", (sys.executable, "-c", ""), {}, 1.0)
+        assert set(os.listdir("/proc/self/fd")) == before
+
+    asyncio.run(scene())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -32,12 +33,18 @@ class Hooks(WorkersFeature):
         """When the commands of an event have to end, because the job has ended, on the clock of the loop."""
         self._event = ""
         self._failed_in: RoundKey | None = None
+        self._passed: RoundKey | None = None
+        """The last round before which all commands have succeeded."""
         self._turn = asyncio.Lock()
         self._after_failure: asyncio.Task[str] | None = None
 
     @property
     def pids(self) -> set[int]:
         return set() if self._current is None else {self._current.pid}
+
+    @property
+    def needs_devices(self) -> bool:
+        return self._after_failure is not None and not self._after_failure.done()
 
     def follow(self, assignment: Assignment, ends: bool) -> None:
         self._assignment = assignment
@@ -61,14 +68,19 @@ class Hooks(WorkersFeature):
                 "EXIT_CODE": str(failure.exit_status),
             }
             self._after_failure = self._services.start(self._run("after-failure", facts))
+            # A health check waits for it.
+            self._after_failure.add_done_callback(lambda _: self._services.wake())
         return report
 
     async def before_round(self, ranks: RankAssignment) -> None:
         # What looks at a failure may need the devices as they are.
         await self._failure_seen()
-        if self._is_wanted(ranks):
+        # For a round that runs already others take the places of those of its workers that have failed.
+        if self._is_wanted(ranks) and ranks.key != self._passed:
             problem = await self._run("before-round", _round_facts(ranks))
-            if problem and self._is_wanted(ranks):
+            if not problem:
+                self._passed = ranks.key
+            elif self._is_wanted(ranks):
                 raise NodeRefused(f"the hook before-round keeps this node out of round {ranks.round}: {problem}")
 
     def stop_waiting(self) -> None:
@@ -143,7 +155,17 @@ class Hooks(WorkersFeature):
             "LOG_DIR": run_dir.path if run_dir.keep and run_dir.path is not None else "",
             **facts,
         }
-        return {**os.environ, **{f"DLROVER_{name}": value for name, value in own.items()}}
+        return {**os.environ, **{f"DLROVER_{name}": _encodable(value) for name, value in own.items()}}
+
+
+def _encodable(value: str) -> str:
+    """The value as far as a variable can have it: a locale may lack a character of a cause, and C ends at NUL."""
+    encoding = sys.getfilesystemencoding()
+    try:
+        os.fsencode(value)
+    except UnicodeEncodeError:
+        value = value.encode(encoding, "replace").decode(encoding)
+    return value.replace("\0", "?")
 
 
 def _round_facts(ranks: RankAssignment) -> dict[str, str]:
