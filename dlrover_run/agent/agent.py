@@ -158,10 +158,8 @@ class Agent:
             )
         try:
             async with self._background:
-                await self._listen_to_operators()
-                await self._adapter.open()
-                self._begin_features()
-                await self._reconcile_until_done()
+                # As one of its tasks: the group has their errors in the order in which they came, the cause first.
+                self._background.create_task(self._take_part())
         except BaseExceptionGroup as failed:
             error = _first_error(failed)
             if not isinstance(error, (StuckProcess, SpecError, NodeRefused, OSError)):
@@ -169,6 +167,12 @@ class Agent:
             await self._adapter.kill()
             return await self._conclude(error)
         return await self._conclude(None)
+
+    async def _take_part(self) -> None:
+        await self._listen_to_operators()
+        await self._adapter.open()
+        self._begin_features()
+        await self._reconcile_until_done()
 
     async def _reconcile_until_done(self) -> None:
         while True:
@@ -297,6 +301,9 @@ class Agent:
                 f"again every {RETRY_INTERVAL:.0f} s"
             )
 
+    def _note_failed_close(self, name: str, error: Exception) -> None:
+        self._console.info(f"warning: {name} cannot be ended: internal error: {error!r}; please report it")
+
     def _begin_features(self) -> None:
         self._features.begin(self._services, self._adapter, self._client.assignment)
 
@@ -351,7 +358,7 @@ class Agent:
         result = resolve_result(end, self._job.exit_codes)
         self._assignment_events.follow(assignment)
         await self._adapter.close(assignment, result)
-        await self._features.close(result)
+        await self._features.close(result, self._note_failed_close)
         self._orphans.close()
         if self._logs is not None:
             await self._logs.end()

@@ -9,6 +9,8 @@ from dlrover_run import features
 from dlrover_run.coordination.model import Assignment
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from dlrover_run.agent.framework import AgentServices, FrameworkAdapter
     from dlrover_run.agent.result import JobResult
     from dlrover_run.coordination.activity import NodeActivity
@@ -113,7 +115,11 @@ class NodeFeatures:
         for feature in self._begun.values():
             feature.stop_waiting()
 
-    async def close(self, result: JobResult) -> None:
-        """End them all, one after the other."""
-        for feature in self._begun.values():
-            await feature.close(result)
+    async def close(self, result: JobResult, on_error: Callable[[str, Exception], None]) -> None:
+        """End them all, one after the other. `on_error` is called with the name of each that cannot be ended: the
+        result of the job stays, and the others are ended nevertheless."""
+        for name, feature in self._begun.items():
+            try:
+                await feature.close(result)
+            except Exception as error:
+                on_error(name, error)

@@ -1,0 +1,92 @@
+"""What an agent makes of errors of its own parts: which one is the cause, and that no other part suffers from it."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+from dlrover_run.agent.agent import Agent
+from dlrover_run.agent.node_feature import NodeFeature, NodeFeatures, NodeRefused
+from dlrover_run.agent.result import JobResult
+from dlrover_run.exit_reasons import ExitReason
+
+RESULT = JobResult(exit_code=0, exit_reason=ExitReason.SUCCESS, reason="")
+
+
+class RefusedAgent(Agent):
+    """An agent of which only the group of its tasks is real: its loop is refused, and a task in the background fails
+    when it is cancelled because of that."""
+
+    def __init__(self) -> None:
+        self.background = self._background = asyncio.TaskGroup()
+        self.concluded: list[Exception | None] = []
+        parts: Any = SimpleNamespace(
+            reap=lambda: None, listen=lambda pipes: None, info=lambda line: None, open=self._pass, kill=self._pass
+        )
+        self._orphans = self._shutdown = self._console = self._adapter = parts
+        self._parent_pipes = ()
+
+    async def _pass(self) -> None:
+        """Nothing to do."""
+
+    def _begin_to_observe(self) -> None:
+        """Nothing to do."""
+
+    def _begin_features(self) -> None:
+        """Nothing to do."""
+
+    async def _listen_to_operators(self) -> None:
+        """Nothing to do."""
+
+    async def _reconcile_until_done(self) -> None:
+        begun = asyncio.Event()
+
+        async def fail_at_the_end() -> None:
+            try:
+                begun.set()
+                await asyncio.Event().wait()
+            finally:
+                raise OSError("a file cannot be removed")
+
+        self.background.create_task(fail_at_the_end())
+        await begun.wait()
+        raise NodeRefused("the hook keeps this node out")
+
+    async def _conclude(self, error: Exception | None) -> JobResult:
+        self.concluded.append(error)
+        return RESULT
+
+
+def test_the_error_that_came_first_is_the_cause_and_not_what_fails_because_of_it() -> None:
+    async def scene() -> None:
+        agent = RefusedAgent()
+        await agent.run()
+        assert [str(error) for error in agent.concluded] == ["the hook keeps this node out"]
+
+    asyncio.run(scene())
+
+
+def test_a_feature_that_cannot_be_ended_is_named_and_the_others_are_ended() -> None:
+    class Broken(NodeFeature):
+        async def close(self, result: JobResult) -> None:
+            raise ValueError("broken")
+
+    class Sound(NodeFeature):
+        ended = False
+
+        async def close(self, result: JobResult) -> None:
+            self.ended = True
+
+    async def scene() -> None:
+        nothing: Any = None
+        features, sound = NodeFeatures(), Sound(nothing, nothing)
+        features._begun = {"broken": Broken(nothing, nothing), "sound": sound}
+        lines: list[str] = []
+        agent = object.__new__(Agent)
+        agent._console = SimpleNamespace(info=lines.append)  # type: ignore[assignment]
+        await features.close(RESULT, agent._note_failed_close)
+        assert lines == ["warning: broken cannot be ended: internal error: ValueError('broken'); please report it"]
+        assert sound.ended
+
+    asyncio.run(scene())
