@@ -76,6 +76,35 @@ def test_it_is_found_answers_and_leaves_no_name() -> None:
     bounded(work())
 
 
+def test_a_request_to_stop_is_answered_by_the_agent_that_it_ends() -> None:
+    """The job stops before its coordinator has answered; the exit code of `stop` was 3."""
+
+    class Stopping(Bed):
+        def __init__(self) -> None:
+            super().__init__()
+            self.ends, self.answers = asyncio.Event(), asyncio.Event()
+
+        async def _ask(self, request: OperatorRequest | None) -> JobStatus:
+            self.ends.set()
+            await self.answers.wait()
+            return await super()._ask(request)
+
+    async def work() -> None:
+        bed = Stopping()
+        await bed.socket.open()
+        (name,) = await own_names()
+        asking = asyncio.ensure_future(JobHere([(name, INFO)]).ask(OperatorRequest(Action.STOP)))
+        await bed.ends.wait()
+        ending = asyncio.ensure_future(bed.socket.finish(lambda: JobEnding(exit_code=0, reason="", seconds=0.0)))
+        await asyncio.sleep(0)
+        bed.answers.set()
+        await ending
+        bed.socket.close()
+        assert (await asking).job == INFO.job
+
+    bounded(work())
+
+
 def test_each_of_64_agents_is_found() -> None:
     async def work() -> None:
         beds = [Bed() for _ in range(64)]

@@ -119,9 +119,9 @@ class AgentSocket:
         )
         if request.ending:
             return msgspec.json.encode(await self._until_end(reply)) + b"\n"
-        if request.stacks is not None and request.stacks.logs is not None:
-            self._watch()
         if request.waits:
+            # A request to stop may end this agent before its answer is here; a reader of logs asks once more.
+            self._watch()
             reply = await self._ask_coordinator(reply, request)
         return msgspec.json.encode(reply) + b"\n"
 
