@@ -29,6 +29,7 @@ from dlrover_run.coordination.assignment import (
 from dlrover_run.coordination.decide import decide
 from dlrover_run.coordination.decision import Deadline, Wait, update_plan
 from dlrover_run.coordination.engine import Accepted
+from dlrover_run.coordination.job import Job
 from dlrover_run.coordination.membership import Members, MemberState, succeeded_round
 from dlrover_run.coordination.model import (
     OVER,
@@ -266,17 +267,20 @@ class Coordinator:
 
     def find_wait(self, now: float) -> None:
         """Find out what the job waits for, and decide nothing: for a program that has only read the records."""
-        job = job_of(self.rules.resized(self.plan.desired, self.plan.wanted_nodes))
-        decision = decide(job, self.plan, self._members, self._job_time(now))
+        decision = decide(self._resized_job(self.plan), self.plan, self._members, self._job_time(now))
         self._deadlines, self._wait = decision.deadlines, decision.wait
+
+    def _resized_job(self, plan: Plan) -> Job:
+        """The job with the size that the plan asks for."""
+        rules = self.rules.resized(plan.desired, plan.wanted_nodes)
+        return self.job if rules == self.job.rules else job_of(rules)
 
     def _decide(self, time: float) -> bool:
         before, is_new = self.plan, self._is_new
         self._is_new = False
         if self._recovering_until is None or self._recover(time):
             plan, self._requests = self._requested(time), []
-            if (rules := self.rules.resized(plan.desired, plan.wanted_nodes)) != self.job.rules:
-                self.job = job_of(rules)
+            self.job = self._resized_job(plan)
             decision = decide(self.job, plan, self._members, time)
             self.plan, self._deadlines, self._wait = decision.plan, decision.deadlines, decision.wait
             self._wake_at = decision.wake_at

@@ -74,7 +74,7 @@ class Decision(NamedTuple):
     """The plan that holds now, the deadlines at which to decide again if no report is received before, and lines for
     the coordinator's log, to be written once the plan is stored. `wait` says what nodes without ranks wait for.
     `again`: a round has ended or begun, or something that precedes it, so all that decide are asked once more in this
-    decision. `changes`: for whom wants to know who changed the plan, a line for each step that did."""
+    decision. `changes` has a line for each author that has changed the plan, for the debug log."""
 
     plan: Plan
     deadlines: tuple[Deadline, ...] = ()
