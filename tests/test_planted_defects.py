@@ -140,8 +140,8 @@ DEFECTS = {
         "test_agent_rounds.py::test_the_same_ranks_from_another_coordinator_leave_the_workers_alone",
     ),
     "a checkpoint from before the announcement counts": Defect(
-        "dlrover_run/workers/round.py",
-        "            self._specs.startup_probe.marks.read()\n            self._change",
+        "dlrover_run/workers/checkpoint_marks.py",
+        "            self._marks.read()\n            self._change",
         "            self._change",
         "test_worker_round.py::test_only_a_checkpoint_after_its_announcement_counts_for_a_planned_change",
     ),

@@ -157,9 +157,8 @@ def build_report(state: NodeState, current: WorkerRound | None, leaving: bool, p
         return state.report(NodePhase.LEAVING)
     end = current.failure
     if end is None:
-        return msgspec.structs.replace(
-            state.report(NodePhase.RUNNING), saves=current.saves, saved_for=current.saved_for
-        )
+        marked = current.checkpoints
+        return msgspec.structs.replace(state.report(NodePhase.RUNNING), saves=marked.saves, saved_for=marked.saved_for)
     return state.report(NodePhase.FAILED, build_failure(end, state.host), current.has_trained)
 
 

@@ -5,8 +5,8 @@ group, so a count that rose in the seconds before the death is evidence. A count
 loader's child may have been killed days before. So the count is read once a second (`note`), and each rise explains one
 end.
 
-`workers.round` asks for a worker, and `tf_ps_runner.memory.enforcer` for a task that has no control group of its
-own. The answer is `WorkerExit.oom_kill`, which everything later reads: `failures.causes` for texts and causes, and
+`workers.cause_collector` asks for a worker, and `tf_ps_runner.memory.enforcer` for a task that has no control group of
+its own. The answer is `WorkerExit.oom_kill`, which everything later reads: `failures.causes` for texts and causes, and
 `tf_ps_runner.agent.exits` for what the end costs. Its exit code is that of any SIGKILL, 137.
 """
 

@@ -94,7 +94,7 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
         if not self._shutdown.wanted:
             self._progress.update(assignment)
         if self._round is not None and self._round.key == assignment.key:
-            self._round.follow_change(assignment.change)
+            self._round.checkpoints.follow(assignment.change)
 
     def desired(self) -> Sequence[DesiredTask[RoundKey]]:
         wanted = self._node_state.round

@@ -12,6 +12,9 @@ import os
 import re
 from collections.abc import Callable
 
+from dlrover_run.coordination.model import PlannedChange
+from dlrover_run.features.events.records import CheckpointSeen, Events
+
 MARK_VARIABLE = "DLROVER_CHECKPOINT_MARK"
 """The variable of a worker that names the file to which a line is written after a checkpoint: its step, or anything
 (`dlrover_run.training.reports` does it)."""
@@ -70,3 +73,52 @@ class CheckpointMarks:
             self._loop.remove_reader(self._reading)
         for fd in (self._reading, self._writing, self._go_on, self._announcing):
             os.close(fd)
+
+
+class RoundCheckpoints:
+    """What the workers of one round, which has that number, have marked. `on_news` is called when a decision of the
+    coordinator depends on it; each other mark is an event alone."""
+
+    def __init__(self, marks: CheckpointMarks, number: int, events: Events, on_news: Callable[[], None]) -> None:
+        self._marks = marks
+        self._round = number
+        self._events = events
+        self._on_news = on_news
+        self._change: PlannedChange | None = None
+        self._last_step: int | None = None
+        self._closed = False
+        self.saves = False
+        """Whether a worker has marked a checkpoint."""
+        self.saved_for: PlannedChange | None = None
+        """The planned change after whose announcement a worker has marked a checkpoint."""
+
+    def listen(self) -> None:
+        """Take the marks from now on: the workers start."""
+        self._marks.listen(self._note)
+
+    def read(self) -> None:
+        """Take what has been marked already, as before the end of a worker is handled."""
+        self._marks.read()
+
+    def follow(self, change: PlannedChange | None) -> None:
+        """Note which planned change waits for a checkpoint. Idempotent."""
+        if change != self._change and not self._closed:
+            # Those that have been marked already are before the announcement.
+            self._marks.read()
+            self._change = change
+            self._marks.announce(change is not None)
+
+    def close(self) -> None:
+        """Announce nothing more: the marks are closed next, or belong to another round."""
+        self._closed = True
+
+    def _note(self, step: int | None) -> None:
+        if step is None or step != self._last_step:
+            self._events.emit(CheckpointSeen(round=self._round, step=step))
+        self._last_step = step
+        is_news = not self.saves or self._change not in (None, self.saved_for)
+        self.saves = True
+        if self._change is not None:
+            self.saved_for = self._change
+        if is_news:
+            self._on_news()

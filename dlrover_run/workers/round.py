@@ -8,43 +8,28 @@ import signal
 import time
 from collections.abc import Callable, Collection
 
-from msgspec.structs import replace
-
-from dlrover_run.coordination.model import PlannedChange, RoundKey
-from dlrover_run.failures import causes
-from dlrover_run.failures.collective_timeouts import LiveWorker, find_absent_workers, inspect_worker
+from dlrover_run.coordination.model import RoundKey
 from dlrover_run.failures.guard import guarded
-from dlrover_run.failures.oom_kills import NOTE_INTERVAL, OomKillCounters
 from dlrover_run.failures.worker_exit import WorkerExit
-from dlrover_run.features.events.records import (
-    NO_EVENTS,
-    CheckpointSeen,
-    Events,
-    WorkerKept,
-    WorkerReady,
-    WorkerStarted,
-)
+from dlrover_run.features.events.records import NO_EVENTS, Events, WorkerKept, WorkerReady, WorkerStarted
 from dlrover_run.features.observe.round_progress import RoundProgress
 from dlrover_run.output.relay_client import RelayClient
 from dlrover_run.processes import tree
 from dlrover_run.processes.process import ProcessGroup
-from dlrover_run.workers.exits import build_worker_exit, exit_event, failure_event, read_stderr
+from dlrover_run.workers.cause_collector import CauseCollector, failed_by_itself, relay_key
+from dlrover_run.workers.checkpoint_marks import RoundCheckpoints
+from dlrover_run.workers.exits import exit_event
 from dlrover_run.workers.round_store import StorePort
 from dlrover_run.workers.specs import Worker, WorkerSpec, WorkerSpecs, close_streams
 from dlrover_run.workers.starter import Starter
-
-LOST_PEER_DELAY = 2.0
-"""Seconds that a failure which is only the loss of a peer, or whose text says nothing (`causes.may_be_victim`), waits
-for the failure of another worker of this node, which explains it: the connections of a failing worker may close before
-its traceback is written, and long before it exits."""
 
 
 class WorkerRound:
     """The workers of one round and the resources opened for them.
 
     `port` is that of the round's store: served, or held for the worker that hosts it; None if another node has the
-    store. `on_end` is
-    called with each worker that ends, `on_news` when more is known about a failure.
+    store. `on_end` is called with each worker that ends, `on_news` when more is known about a failure, or a checkpoint
+    is news for the job.
     """
 
     def __init__(
@@ -62,38 +47,20 @@ class WorkerRound:
         self._port = port
         self._relay = relay
         self._on_end = on_end
-        self._on_news = on_news
         self._events = events
-        self._oom_kills = OomKillCounters()
-        self._noting: asyncio.TimerHandle | None = None
         self._started = time.monotonic()
         self.progress = RoundProgress(specs, self.group, events, self._started)
+        self._causes = CauseCollector(specs, self.group, relay, events, on_news)
+        self.checkpoints = RoundCheckpoints(specs.startup_probe.marks, specs.ranks.round, events, on_news)
         self._starting: asyncio.Future[None] | None = None
-        self._asking: asyncio.Future[None] | None = None
-        self._killed: dict[int, str] = {}
-        self._lost_peers: set[int] = set()
         self._closed = False
         self._handed_over = False
         self._kept: dict[int, int] = {}
-        self._to_ask: list[Worker] = []
-        self._failed: list[WorkerExit] = []
-        self._ended = asyncio.Event()
-        self._failure_due = 0.0
-        self._failure_known = False
-        self._raised: set[int] = set()
-        self._emitted_rank: int | None = None
-        self._live: list[LiveWorker] = []
         self._lasted = 0.0
         self.ends: tuple[WorkerExit, ...] = ()
         self.stalled: dict[int, str] = {}
         """The workers that make no progress by their ranks, with a code of the reason."""
         self.has_trained = False
-        self.saves = False
-        """Whether a worker has marked a checkpoint."""
-        self.saved_for: PlannedChange | None = None
-        """The planned change after whose announcement a worker has marked a checkpoint."""
-        self._change: PlannedChange | None = None
-        self._marked_step: int | None = None
 
     @property
     def key(self) -> RoundKey:
@@ -148,7 +115,12 @@ class WorkerRound:
     @property
     def has_failed(self) -> bool:
         """Whether a worker has failed by itself."""
-        return self._asking is not None
+        return self._causes.has_failed
+
+    @property
+    def failure(self) -> WorkerExit | None:
+        """The worker whose failure is the root cause, as soon as the cause is known (`CauseCollector.failure`)."""
+        return self._causes.failure
 
     async def stopped(self) -> None:
         """Return when all workers that are being stopped have ended. Raises StuckProcess."""
@@ -157,8 +129,8 @@ class WorkerRound:
     async def start(self, starter: Starter, at_store: bool = True) -> None:
         """Start the workers; `cancel` ends this early. `at_store`: they meet at the store of the round, so those that
         are forked on other nodes begin when it listens. Raises what `starter` raises, when some may run already."""
-        self._specs.startup_probe.marks.listen(self._note_checkpoint)
-        self._note_memory()
+        self.checkpoints.listen()
+        self._causes.note_memory()
         self._starting = asyncio.ensure_future(self._start(starter, at_store))
         try:
             with contextlib.suppress(asyncio.CancelledError):
@@ -197,46 +169,10 @@ class WorkerRound:
 
         await self.group.start(start_one)
 
-    def follow_change(self, change: PlannedChange | None) -> None:
-        """Note which planned change waits for a checkpoint. Idempotent."""
-        if change != self._change and not self._closed:
-            # Those that have been marked already are before the announcement.
-            self._specs.startup_probe.marks.read()
-            self._change = change
-            self._specs.startup_probe.marks.announce(change is not None)
-
-    def _note_checkpoint(self, step: int | None) -> None:
-        if step is None or step != self._marked_step:
-            self._events.emit(CheckpointSeen(round=self.ranks.round, step=step))
-        self._marked_step = step
-        is_news = not self.saves or self._change not in (None, self.saved_for)
-        self.saves = True
-        if self._change is not None:
-            self.saved_for = self._change
-        if is_news:
-            self._on_news()
-
-    def _note_memory(self) -> None:
-        """Read the counters of out-of-memory kills once a second while the workers run."""
-        if not self._closed and not self.has_failed:
-            guarded("the out-of-memory kills", self._oom_kills.note, None)
-            self._noting = asyncio.get_running_loop().call_later(NOTE_INTERVAL, self._note_memory)
-
     def cancel(self) -> None:
         """Start no further worker: a template may import for minutes, and a shutdown does not wait for it."""
         if self._starting is not None:
             self._starting.cancel()
-
-    @property
-    def failure(self) -> WorkerExit | None:
-        """The worker whose failure is the root cause, as soon as the cause is known; None while no worker has failed.
-
-        The loss of a peer is reported LOST_PEER_DELAY after it, while other workers run. The cause changes if a worker
-        fails whose loss explains the failure known before.
-        """
-        if self._asking is not None and self._asking.done():
-            self._asking.result()  # Raises the error of the task, which is awaited nowhere else.
-        return causes.root_cause(self._failed) if self._failure_known else None
 
     async def collect_exit_info(self, drain_timeout: float | None, others_go_on: bool = False) -> None:
         """Set `ends`, when all workers have ended, and forget the round's streams; if the `others_go_on`, those of the
@@ -248,14 +184,14 @@ class WorkerRound:
         if self.ends and len(self.ends) == len(self.group.ended):
             return
         ended = self.group.ended[len(self.ends) :]
-        keys = [_key(worker) for worker in ended]
+        keys = [relay_key(worker) for worker in ended]
         if others_go_on:
             tails = await self._relay.drain(drain_timeout, keys)
             placed = (self._specs.streams.ranks[worker.spec.local_rank] for worker in ended)
-            self._relay.release(keys, [path for one in placed for path in one.log_paths])
+            self._relay.release(keys, [path for streams in placed for path in streams.log_paths])
         else:
             tails = await self._relay.end_round(keys, timeout=drain_timeout)
-        self.ends += tuple(self._describe(worker, tails.get(_key(worker))) for worker in ended)
+        self.ends += tuple(self._causes.describe(worker, tails.get(relay_key(worker))) for worker in ended)
 
     def results(self) -> dict[int, bytes]:
         """What a function returned, pickled, by the global rank of each worker that succeeded."""
@@ -267,9 +203,7 @@ class WorkerRound:
     def kill(self, ranks: Collection[int], why: str, lost_peer: bool = False) -> None:
         """Kill these workers, as a failure of their own; `why` is the clause of `WorkerExit.killed_for`. With
         `lost_peer` they have reported the loss of another one, which may be the cause."""
-        self._killed.update(dict.fromkeys(ranks, why))
-        if lost_peer:
-            self._lost_peers.update(ranks)
+        self._causes.note_kill(ranks, why, lost_peer)
         for worker in self.group.running:
             if worker.spec.rank in ranks:
                 # Not as a stop of ours, so that the round ends with it; it is not reaped, so its pid is its own.
@@ -278,10 +212,8 @@ class WorkerRound:
     def close(self) -> None:
         """Release the port, the pages of progress and the results, and cancel pending requests."""
         self._closed = True
-        if self._noting is not None:
-            self._noting.cancel()
-        if self._asking is not None:
-            self._asking.cancel()
+        self._causes.close()
+        self.checkpoints.close()
         if self._port is not None:
             self._port.release()
         if self._handed_over:
@@ -291,97 +223,21 @@ class WorkerRound:
         self._specs.startup_probe.close()
         self._specs.progress.close()
 
-    def _describe(self, worker: Worker, tail: str | None) -> WorkerExit:
-        raised = worker.stopped_with is not None and worker.spec.rank in self._raised
-        end = build_worker_exit(
-            worker, self._specs.streams.ranks[worker.spec.local_rank], tail, self._oom_kills, raised
-        )
-        failed = {one.spec.rank for one in self.group.ended if _failed(one)}
-        live = [one for one in self._live if one.rank not in failed]
-        all_here = self.ranks.nodes == 1
-        waited_for = guarded("the absent workers", lambda: find_absent_workers(end, live, all_here=all_here), None)
-        rank = worker.spec.rank
-        killed_for, lost = self._killed.get(rank, ""), rank in self._lost_peers
-        return replace(end, waited_for=waited_for, killed_for=killed_for, has_lost_peer=lost)
-
     def _note_end(self, worker: Worker) -> None:
         if self._closed:
             # A worker that was stuck, which the kernel has ended after all: this node has left its job because of it.
             return
         self._lasted = time.monotonic() - self._started
         # A checkpoint of this worker was before its end.
-        guarded("the marks of checkpoints", self._specs.startup_probe.marks.read, None)
+        guarded("the marks of checkpoints", self.checkpoints.read, None)
         # The first failure ends the round for all: what the others have done is written before it.
-        failed_first = _failed(worker) and self._asking is None
+        failed_first = failed_by_itself(worker) and not self.has_failed
         logged = [worker, *self.group.running] if failed_first else [worker]
         guarded("the progress log", lambda: self.progress.log_last(logged), None)
         since = guarded("the end of the script", lambda: self.progress.script_ended(worker), None)
         self._events.emit(exit_event(worker, self.ranks.round, since))
-        self._ended.set()
-        if _failed(worker):
-            if failed_first:
-                # Before the other workers end too: the kernel forgets their connections.
-                self.has_trained = guarded("what was trained", self._specs.startup_probe.has_trained, self.has_trained)
-                self._live = guarded("the workers that are left", self._inspect_running, [])
-                self._failure_due = asyncio.get_running_loop().time() + LOST_PEER_DELAY
-            self._to_ask.append(worker)
-            if self._asking is None or self._asking.done():
-                self._asking = asyncio.ensure_future(self._ask())
+        if failed_first:
+            # Before the other workers end too: the kernel forgets their connections.
+            self.has_trained = guarded("what was trained", self._specs.startup_probe.has_trained, self.has_trained)
+        self._causes.note_end(worker)
         self._on_end(worker)
-
-    def _inspect_running(self) -> list[LiveWorker]:
-        looks = (inspect_worker(one.spec.rank, one.pid) for one in self.group.running)
-        return [one for one in looks if one is not None]
-
-    def _emit_failure(self) -> None:
-        """Write the root cause to the event log; again if it has changed."""
-        root = causes.root_cause(self._failed)
-        if root is None or root.rank == self._emitted_rank:
-            return
-        self._emitted_rank = root.rank
-        self._events.emit(failure_event(root, self.ranks.round))
-
-    async def _ask(self) -> None:
-        """Collect how workers failed, each once; the end of their standard error is at the relay.
-
-        Without it, a worker that has only lost a peer would look like the root cause, and be reported to the job.
-        """
-        try:
-            while all(causes.may_be_victim(end) for end in self._failed):
-                if self._to_ask:
-                    asked, self._to_ask = self._to_ask, []
-                    tails = await self._relay.tails([_key(worker) for worker in asked])
-                    self._failed += [self._describe(worker, tails.get(_key(worker))) for worker in asked]
-                elif not await self._another_ends():
-                    break
-        finally:
-            self._failure_known = True
-            guarded("the event of the failure", self._emit_failure, None)
-            self._on_news()
-
-    async def _another_ends(self) -> bool:
-        """Whether another worker ends by LOST_PEER_DELAY after the first failure. If not, those that have raised an
-        error of their own and are still exiting are noted, because they are stopped next."""
-        self._ended.clear()
-        running = [worker for worker in self.group.running if worker.stopped_with is None]
-        if not running or self._failure_known:
-            return False
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout_at(self._failure_due):
-                return await self._ended.wait()
-        tails = await self._relay.tails([_key(worker) for worker in running])
-        for worker in running:
-            placed = self._specs.streams.ranks[worker.spec.local_rank]
-            if worker.stopped_with is None and causes.raised_own_error(read_stderr(placed, tails.get(_key(worker)))):
-                self._raised.add(worker.spec.rank)
-        return False
-
-
-def _failed(worker: Worker) -> bool:
-    """Whether a worker that has ended failed by itself."""
-    return worker.code != 0 and worker.stopped_with is None
-
-
-def _key(worker: Worker) -> str:
-    """The key of the worker at the relay."""
-    return str(worker.spec.local_rank)

@@ -10,6 +10,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 from virtual_loop import run_virtually
@@ -18,7 +19,8 @@ from dlrover_run.coordination.model import PlannedChange
 from dlrover_run.failures import causes
 from dlrover_run.features.events.records import Event, Events, WorkerExited, WorkerFailed, WorkerProgress, WorkerReady
 from dlrover_run.features.observe.page import Phase, Progress, StepSource
-from dlrover_run.workers.round import LOST_PEER_DELAY, WorkerRound
+from dlrover_run.workers.cause_collector import LOST_PEER_DELAY
+from dlrover_run.workers.round import WorkerRound
 
 TRACE = "Traceback (most recent call last):\n  File 'train.py', line 8, in <module>\n"
 OWN = TRACE + "ValueError: bad label\n"
@@ -69,8 +71,8 @@ class Bed(Events):
             results=None,
             stacks=None,
         )
-        self.round = WorkerRound(specs, None, self, lambda worker: None, self._note, self)  # type: ignore[arg-type]
-        self.round.group = self  # type: ignore[assignment]
+        with mock.patch("dlrover_run.workers.round.ProcessGroup", return_value=self):
+            self.round = WorkerRound(specs, None, self, lambda worker: None, self._note, self)  # type: ignore[arg-type]
 
     def announce(self, change: bool) -> None:
         """Nothing waits for it here."""
@@ -82,7 +84,7 @@ class Bed(Events):
             self.save(self.unread.pop(0))
 
     def save(self, step: int) -> None:
-        self.round._note_checkpoint(step)
+        self.round.checkpoints._note(step)
 
     # What the round uses of its process group and of the relay.
 
@@ -132,10 +134,10 @@ def test_only_a_checkpoint_after_its_announcement_counts_for_a_planned_change() 
     async def run() -> None:
         bed, change = Bed(), PlannedChange(epoch=7, since=30.0)
         bed.unread.append(10)
-        bed.round.follow_change(change)
-        assert (bed.round.saves, bed.round.saved_for) == (True, None)
+        bed.round.checkpoints.follow(change)
+        assert (bed.round.checkpoints.saves, bed.round.checkpoints.saved_for) == (True, None)
         bed.save(20)
-        assert bed.round.saved_for == change
+        assert bed.round.checkpoints.saved_for == change
 
     run_virtually(run())
 
@@ -145,10 +147,10 @@ def test_of_frequent_checkpoints_those_are_news_that_a_decision_depends_on() -> 
         bed = Bed()
         for step in range(10):
             bed.save(step)
-        bed.round.follow_change(PlannedChange(epoch=7, since=30.0))
+        bed.round.checkpoints.follow(PlannedChange(epoch=7, since=30.0))
         for step in range(10):
             bed.save(step)
-        bed.round.follow_change(None)
+        bed.round.checkpoints.follow(None)
         bed.save(20)
         assert bed.news == 2
         assert len(bed.emitted) == 21

@@ -31,7 +31,7 @@ print("trained", flush=True)
 
 PLANTED = """
 import sys
-from dlrover_run.workers import exits, round
+from dlrover_run.workers import cause_collector, exits
 from dlrover_run.features.observe.round_progress import RoundProgress
 from dlrover_run.workers.startup_probe import StartupProbe
 from dlrover_run.failures import causes, tracebacks
@@ -42,7 +42,7 @@ def broken(*_, **__):
 
 for owner, names in {
     exits: ("_full_disk", "read_error_file", "read_stderr"),
-    round: ("find_absent_workers", "inspect_worker"),
+    cause_collector: ("find_absent_workers", "inspect_worker"),
     RoundProgress: ("script_ended",),
     StartupProbe: ("has_trained",),
     OomKillCounters: ("explain",),
