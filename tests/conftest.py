@@ -64,7 +64,7 @@ collect_ignore = (
     []
     if importlib.util.find_spec("torch")
     else [
-        "decisions/test_sampler.py",
+        "decisions/training/test_sampler.py",
         "processes/test_checkpoint.py",
         "jobs/test_mnist_example.py",
         "torchrun/test_cli_differential.py",

@@ -1,7 +1,7 @@
 """Takes tracebacks out of log records: JSON objects, and lines that each begin with a time or a name.
 
 `tracebacks` then sees a traceback as Python itself prints it, or as rich draws it. Tried with the recorded output of
-logging, loguru, structlog and rich in tests/decisions/printed_errors.
+logging, loguru, structlog and rich in tests/decisions/failures/printed_errors.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The agent with real processes: scripts that stand in for TensorFlow's, under the real launcher.
 
-`decisions/test_cluster_decide.py` covers the decisions of the coordinator. These tests show that they reach the
+`test_cluster_decide.py` covers the decisions of the coordinator. These tests show that they reach the
 processes, and that the events of processes reach the coordinator and the console. A whole job is expensive, so each
 test covers much.
 """

@@ -268,7 +268,7 @@ def test_the_command_line_is_overwritten_where_the_kernel_cannot_be_pointed_else
         "title.set_process_title(['y' * 100_000], {})\n"
         "print(set(open('/proc/self/cmdline', 'rb').read().rstrip(b'.\\0')))\n"
     )
-    root = str(Path(__file__).parents[2])
+    root = str(Path(__file__).parents[3])
     done = subprocess.run([sys.executable, "-c", program, root], capture_output=True, text=True, timeout=60)
     first, second = done.stdout.splitlines()
     assert first.startswith("b'python -u x.py")

@@ -98,7 +98,7 @@ def test_a_launcher_that_left_no_result_has_a_reason(code: int, reason: ExitReas
 
 def test_the_page_has_the_same_table() -> None:
     """The table in docs/schedulers.md, from a precise code to the code of `--exit-codes=kubernetes`."""
-    page = (Path(__file__).parents[2] / "docs" / "schedulers.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "schedulers.md").read_text()
     _, _, section = page.partition("## Operators that decide by exit code")
     rows = [line.split("|")[1:-1] for line in section.split("\n## ")[0].splitlines() if line.startswith("| `")]
     documented = {ExitReason(name.strip(" `")): int(code) for name, _, code in rows if code.strip().isdigit()}

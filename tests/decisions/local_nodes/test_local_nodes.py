@@ -179,7 +179,7 @@ def test_a_job_that_succeeded_has_no_error() -> None:
 
 
 def test_the_page_names_tests_that_exist() -> None:
-    tests = Path(__file__).parents[1]
+    tests = Path(__file__).parents[2]
     named = re.findall(r"`(test_\w+)`", (tests.parent / "docs" / "local-nodes.md").read_text())
     files = [*tests.rglob("test_local_*.py"), *(tests / "experiments").glob("test_*.py")]
     defined = re.findall(r"^def (test_\w+)", "".join(file.read_text() for file in files), re.MULTILINE)
