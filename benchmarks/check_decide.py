@@ -33,7 +33,7 @@ from dlrover_run.features.node_check.decision.model import (
     HealthState,
     LinkResults,
 )
-from dlrover_run.features.node_check.decision.rules import CHECK_ONCE, HealthRules
+from dlrover_run.features.node_check.rules import CHECK_ONCE, HealthRules
 
 SIZES = (2_000, 20_000)
 NOISE = 0.2

@@ -20,6 +20,7 @@ from dlrover_run.command_line import (
     values,
 )
 from dlrover_run.command_line.feature import Draft
+from dlrover_run.command_line.flags import OF_FEATURES
 from dlrover_run.command_line.parse import CommandLine, parse_argv
 from dlrover_run.command_line.program import DLROVER_RUN
 from dlrover_run.command_line.rendezvous import RendezvousArgs, resolve, resolve_local
@@ -28,7 +29,6 @@ from dlrover_run.command_line.script import check_script, check_standard_input, 
 from dlrover_run.command_line.sources import FlagValues
 from dlrover_run.coordination.rules import MAX_NODES
 from dlrover_run.exit_reasons import ExitScheme
-from dlrover_run.features.flags import FEATURES
 from dlrover_run.features.local_nodes import flags as local_nodes
 from dlrover_run.spec import (
     SHUTDOWN_TIMEOUT,
@@ -106,7 +106,7 @@ def _job(
     warnings += rendezvous.warnings
     warnings += ignored.rendezvous_warnings(rendezvous, conf, environ, spares_given=spares_given)
     draft = Draft(nodes, rendezvous, conf, warnings.append)
-    for feature in FEATURES:
+    for feature in OF_FEATURES.values():
         if feature.rules is not None:
             rules = feature.rules(flags, draft, rules)
     if local:
@@ -168,7 +168,7 @@ def _job(
 
 def _settings(flags: FlagValues, environ: Mapping[str, str]) -> dict[str, Any]:
     """What this node does for the features that its flags ask for."""
-    found = {feature.name: feature.settings(flags, environ) for feature in FEATURES if feature.settings is not None}
+    found = {name: feature.settings(flags, environ) for name, feature in OF_FEATURES.items() if feature.settings}
     return {name: to_builtins(settings) for name, settings in found.items() if settings is not None}
 
 

@@ -12,7 +12,7 @@ from dlrover_run.coordination.parts import with_part as parts_with
 from dlrover_run.coordination.round_ranks import rank_assignments
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.features.node_check.decision.model import HealthAssignment, HealthReport, HealthState
-from dlrover_run.features.node_check.decision.rules import HealthRules
+from dlrover_run.features.node_check.rules import HealthRules
 from tf_ps_runner.cluster.model import Cluster
 from tf_ps_runner.cluster.orders import NodeOrder
 from tf_ps_runner.cluster.reports import NodeTasks

@@ -92,7 +92,7 @@ DEFECTS = {
         "test_held_checkpoints.py::test_a_save_to_the_disk_is_not_overwritten_by_an_earlier_state_of_its_step",
     ),
     "the agent ends before checkpoints in memory are on the disk": Defect(
-        "dlrover_run/features/checkpoints/feature.py",
+        "dlrover_run/features/checkpoints/node.py",
         "await self._memory.drain(self._drain_timeout)",
         "await self._memory.kill()",
         "test_held_checkpoint_jobs.py::test_all_is_on_the_disk_when_a_job_ends",

@@ -25,7 +25,7 @@ from dlrover_run.coordination.model import (
 from dlrover_run.coordination.requests import Action, OperatorRequest
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.features.node_check.decision.model import HealthReport, HealthStatus
-from dlrover_run.features.node_check.decision.rules import HealthRules
+from dlrover_run.features.node_check.rules import HealthRules
 from dlrover_run.words.reasons import codes
 
 KILLED = Failure(rank=1, host="b", exit_text="was killed by SIGKILL", node_rank=1)

@@ -26,8 +26,8 @@ from dlrover_run.features.node_check.decision.model import (
     LinkEnd,
     LinkResults,
 )
-from dlrover_run.features.node_check.decision.rules import CHECK_ONCE, HealthRules
 from dlrover_run.features.node_check.node.health_check import PRELOAD, HealthCheckRunner
+from dlrover_run.features.node_check.rules import CHECK_ONCE, HealthRules
 from dlrover_run.processes import tree
 from dlrover_run.rendezvous import kinds
 from dlrover_run.spec import Entrypoint, JobSpec

@@ -5,8 +5,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from dlrover_run import features
 from dlrover_run.coordination.model import Assignment
+from dlrover_run.features import FEATURES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -75,12 +75,11 @@ class NodeFeatures:
     def begin(self, services: AgentServices, tasks: FrameworkAdapter[Any], assignment: Assignment) -> None:
         """Begin what the job has by this assignment or by its own settings. Idempotent. Raises OSError."""
         engine = services.job.rules.engine
-        for row in features.FEATURES:
-            if row.name in self._begun or not row.node or (engine and row.workers):
+        for row in FEATURES:
+            if row.name in self._begun or row.node is None or (engine and not row.any_engine):
                 continue
-            if row.has(services.job, assignment):
-                module = import_module(f"{features.__name__}.{row.name}.{row.node}")
-                begun: NodeFeature = module.NODE(services, tasks)
+            if row.node(row.name, services.job, assignment):
+                begun: NodeFeature = import_module(row.module("node")).NODE(services, tasks)
                 self._begun[row.name] = begun
                 begun.open()
 

@@ -31,7 +31,7 @@ class Draft(NamedTuple):
 
 
 class FeatureFlags(NamedTuple):
-    """One feature on the command line. `features/flags.py` has the list of them.
+    """One feature on the command line, as the module `flags` of its folder has it in `FEATURE`.
 
     `rules` returns the rules of the job with the part of this feature, which all nodes have in common. `settings`
     returns what this node alone does for the feature, a record that the agent reads by `JobSpec.settings_of`, or None.
@@ -39,7 +39,6 @@ class FeatureFlags(NamedTuple):
     `part` is the name of the feature's part of the rules, if several flags can turn the feature on.
     """
 
-    name: str
     flags: tuple[Flag, ...]
     rules: Callable[[FlagValues, Draft, JobRules], JobRules] | None = None
     settings: Callable[[FlagValues, Mapping[str, str]], msgspec.Struct | None] | None = None

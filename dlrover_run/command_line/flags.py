@@ -5,8 +5,10 @@ The parser, the help and the shell completion are all built from this table, so 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from importlib import import_module
 
+from dlrover_run.command_line.feature import FeatureFlags
 from dlrover_run.command_line.flag import (
     DEVICES,
     FAILURES,
@@ -20,7 +22,7 @@ from dlrover_run.command_line.flag import (
     Flag,
 )
 from dlrover_run.command_line.values import WORKER_COUNTS
-from dlrover_run.features.flags import FEATURES
+from dlrover_run.features import FEATURES
 from dlrover_run.rendezvous import backends
 
 START_METHODS = ("spawn", "fork", "forkserver")
@@ -164,7 +166,13 @@ def arranged(core: Sequence[Flag], features: Iterable[Flag]) -> tuple[Flag, ...]
     return tuple(sorted(table, key=lambda flag: PANELS.index(flag.panel) if flag.panel in PANELS else own))
 
 
-TABLE = arranged(CORE, (flag for feature in FEATURES for flag in feature.flags))
+OF_FEATURES: Mapping[str, FeatureFlags] = {
+    feature.name: import_module(feature.module("flags")).FEATURE for feature in FEATURES if feature.flags
+}
+"""What each feature brings to the command line, by its name. Each launch imports these modules, so at their tops they
+import what a launch has anyway."""
+
+TABLE = arranged(CORE, (flag for feature in OF_FEATURES.values() for flag in feature.flags))
 
 UNSUPPORTED_DLROVER_FLAGS = {
     "accelerator": "leave it out; accelerators are detected",

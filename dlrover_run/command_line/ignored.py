@@ -6,13 +6,13 @@ from collections.abc import Iterator, Mapping
 
 from dlrover_run.command_line import credentials, rdzv_conf
 from dlrover_run.command_line.feature import OWN_MASTER
+from dlrover_run.command_line.flags import OF_FEATURES
 from dlrover_run.command_line.rdzv_conf import Key, RdzvConf, Scope
 from dlrover_run.command_line.rendezvous import LOCAL_MASTER, Rendezvous
 from dlrover_run.command_line.sources import FlagValues
 from dlrover_run.command_line.suggestions import closest
 from dlrover_run.coordination.parts import applies
 from dlrover_run.coordination.rules import JobRules
-from dlrover_run.features.flags import FEATURES
 from dlrover_run.rendezvous import backends
 from dlrover_run.spec import JobSpec
 
@@ -79,7 +79,7 @@ def _unmet(need: str, flags: FlagValues, rules: JobRules) -> str:
             return f"with --{name[:-1]}={value}" if text in words else ""
         return "" if text in words else f"without --{name}={words[0]}"
     names = need.split("|")
-    for feature in FEATURES:
+    for feature in OF_FEATURES.values():
         if feature.part and any(flag.name in names for flag in feature.flags):
             # Several flags turn it on.
             return "" if applies(rules.parts, feature.part) else f"without --{need}"
@@ -91,7 +91,7 @@ def _unmet(need: str, flags: FlagValues, rules: JobRules) -> str:
 def flag_warnings(flags: FlagValues, spec: JobSpec, conf: RdzvConf) -> Iterator[str]:
     """Warnings about the other flags of dlrover-run, by the job that they have come to."""
     yield from unmet_needs(flags, spec.rules)
-    if conf.has("check_timeout") and not applies(spec.rules.parts, "health"):
+    if conf.has("check_timeout") and not applies(spec.rules.parts, "node_check"):
         yield "check_timeout of --rdzv-conf has no effect without --network-check."
     yield from _rank_warnings(spec)
     if conf.autoscale and flags.explicit("autoscale") is None:

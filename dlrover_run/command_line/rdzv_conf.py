@@ -259,7 +259,7 @@ def rule_defaults() -> dict[str, Any]:
     """The default of each rule that a key can set."""
     # Imported only here: a launch does not wait for it.
     from dlrover_run.features.autoscale.rules import AutoscaleRules
-    from dlrover_run.features.node_check.decision.rules import HealthRules
+    from dlrover_run.features.node_check.rules import HealthRules
 
     autoscale = {AUTOSCALE + name: value for name, value in msgspec.structs.asdict(AutoscaleRules()).items()}
     return {**msgspec.structs.asdict(JobRules()), **msgspec.structs.asdict(HealthRules()), **autoscale}
@@ -277,7 +277,7 @@ def parse(source: str, text: str) -> RdzvConf:
     autoscale = {name: rules.pop(name) for name in list(rules) if name.startswith(AUTOSCALE)}
     job_rules = replace(JobRules(), **rules)
     if timeout is not None:
-        from dlrover_run.features.node_check.decision.rules import HealthRules
+        from dlrover_run.features.node_check.rules import HealthRules
 
         job_rules = replace(job_rules, parts=(HealthRules(check_timeout=timeout),))
     return RdzvConf(

@@ -1,6 +1,14 @@
-"""The features, one line each: a folder here with all that belongs to it, imported only by a job that has it.
+"""The features, one line each: a folder with all that belongs to it, imported only by a job that has it.
 
-Without its folder and its line, the rest works as before.
+Without its folder and its line, the rest works as before. A folder has, as far as its line says so:
+
+- `flags`, with `FEATURE`: what it brings to the command line (`command_line.feature.FeatureFlags`). Each launch imports
+  it;
+- what takes part in decisions: `rules`, with `RECORDS`, its classes of `coordination.parts`; `text`, which registers
+  its codes; and the module that is named after the `kind` of its rules, with its class of that protocol:
+  `observer.OBSERVER`, `gate.GATE` or `engine.ENGINE`;
+- `node`, with `NODE`, its class of `agent.node_feature.NodeFeature`, or of `workers.feature.WorkersFeature`: what an
+  agent does for it.
 """
 
 from __future__ import annotations
@@ -14,43 +22,68 @@ if TYPE_CHECKING:
     from dlrover_run.coordination.model import Assignment
     from dlrover_run.spec import JobSpec
 
-
-def _by_rules(part: str) -> Callable[[JobSpec, Assignment], bool]:
-    return lambda job, _: applies(job.rules.parts, part)
-
-
-def _by_settings(name: str) -> Callable[[JobSpec, Assignment], bool]:
-    return lambda job, _: name in job.settings
+    HasFeature = Callable[[str, JobSpec, Assignment], bool]
+    """Whether a job has the feature of that name, by what its node knows so far."""
 
 
-def _by_assignment(part: str) -> Callable[[JobSpec, Assignment], bool]:
+def by_rules(name: str, job: JobSpec, _: Assignment) -> bool:
+    return applies(job.rules.parts, name)
+
+
+def by_settings(name: str, job: JobSpec, _: Assignment) -> bool:
+    return name in job.settings
+
+
+def by_assignment(name: str, job: JobSpec, assignment: Assignment) -> bool:
     """A job has it by its rules, or by the rules of another node, which are those of the job."""
+    waiting = () if assignment.waiting is None else assignment.waiting.parts
+    return applies(job.rules.parts, name) or has_part(assignment.parts, name) or has_part(waiting, name)
 
-    def is_wanted(job: JobSpec, assignment: Assignment) -> bool:
-        waiting = () if assignment.waiting is None else assignment.waiting.parts
-        return applies(job.rules.parts, part) or has_part(assignment.parts, part) or has_part(waiting, part)
 
-    return is_wanted
+def always(name: str, job: JobSpec, assignment: Assignment) -> bool:
+    return True
 
 
 class Feature(NamedTuple):
-    """`name` is the folder. `node` is the module in it with `NODE`, the class of `agent.node_feature.NodeFeature` that
-    an agent begins once the job `has` the feature; empty for a feature without a part on the nodes. With `workers` it
-    is one of `workers.feature.WorkersFeature`, for jobs with rounds of workers."""
+    """`name` is that of its folder, of its settings and of its parts of the records.
+
+    `package` is the folder where it is not one of this package. `flags` says whether it has flags. `parts` are the
+    names of its parts of the records; for a part with another name than the feature's, what decides is in a folder of
+    that name below. `codes` are the prefixes of the codes of these parts where they
+    are not the names: journals and event logs have them. `node` says whether a node of a job has something to do for
+    it, None if no node ever has; `any_engine`, whether that is so in a job without rounds of workers too.
+    """
 
     name: str
-    node: str = ""
-    has: Callable[[JobSpec, Assignment], bool] = lambda job, assignment: True
-    workers: bool = True
+    package: str = ""
+    flags: bool = False
+    parts: tuple[str, ...] = ()
+    codes: tuple[str, ...] = ()
+    node: HasFeature | None = None
+    any_engine: bool = False
+
+    def module(self, part: str) -> str:
+        """The full name of a module of the feature."""
+        return f"{self.package or f'{__name__}.{self.name}'}.{part}"
+
+    def deciding_module(self, part: str, module: str) -> str:
+        """The full name of a module of what decides for one of its parts."""
+        return self.module(module if part == self.name else f"{part}.{module}")
 
 
 FEATURES = (
-    Feature("node_check", "node.node_checks", _by_assignment("health")),
-    Feature("survivors", "feature", _by_rules("survivors")),
-    Feature("autoscale", "autoscaler", _by_assignment("autoscale")),
-    Feature("hangs", "node.feature", _by_settings("hangs")),
-    Feature("checkpoints", "feature", _by_settings("checkpoints")),
-    Feature("resources", "feature", workers=False),
-    Feature("hooks", "node", _by_settings("hooks")),
+    Feature("node_check", flags=True, parts=("node_check",), codes=("health",), node=by_assignment),
+    Feature("parameter_servers", "tf_ps_runner.cluster", parts=("parameter_servers",)),
+    Feature("local_nodes", flags=True),
+    Feature("events", flags=True),
+    Feature("observe", flags=True),
+    Feature("hangs", flags=True, parts=("stalls", "stragglers"), codes=("stall", "straggler"), node=by_settings),
+    Feature("survivors", flags=True, parts=("survivors",), node=by_rules),
+    Feature("autoscale", flags=True, parts=("autoscale",), node=by_assignment),
+    Feature("checkpoints", flags=True, node=by_settings),
+    Feature("resources", node=always, any_engine=True),
+    Feature("hooks", flags=True, node=by_settings),
 )
-"""In the order in which an agent calls them."""
+"""In the order in which a decision asks them, an agent calls them, and their flags stand in a panel of the help: first
+what says which nodes take part, then what watches the workers, then what changes their number or keeps them, and last
+the commands of the user, which see what all others have done."""

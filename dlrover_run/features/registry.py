@@ -1,50 +1,59 @@
-"""The features that take part in decisions, one line each. A feature is imported only by jobs that have it.
-
-The order is that in which a decision asks them.
-
-A package has `rules.RECORDS`, its classes of `coordination.parts`, each with the feature's name as the tag; `text`,
-which registers its codes, with that name as the prefix; and a module named after the `kind` of its rules, with its
-class of that protocol: `observer.OBSERVER`, `gate.GATE` or `engine.ENGINE`.
-"""
+"""What the features of the list bring to the records and to the decisions of a job, imported where a job has it."""
 
 from __future__ import annotations
 
 from functools import lru_cache
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
 from dlrover_run.coordination.parts import Part
 from dlrover_run.coordination.rules import JobRules
+from dlrover_run.features import FEATURES, Feature
 from dlrover_run.words import reasons
 
 if TYPE_CHECKING:
     from dlrover_run.coordination.job import Job
 
-FEATURES = {
-    "health": "dlrover_run.features.node_check.decision",
-    "parameter_servers": "tf_ps_runner.cluster",
-    "stall": "dlrover_run.features.hangs.stalls",
-    "straggler": "dlrover_run.features.hangs.stragglers",
-    "survivors": "dlrover_run.features.survivors",
-    "autoscale": "dlrover_run.features.autoscale",
-}
 
-reasons.TEXTS.update((name, f"{package}.text") for name, package in FEATURES.items())
+class Source(NamedTuple):
+    """Where a part of the records comes from: `name` is that of the part, and `feature` the one that has it."""
+
+    name: str
+    feature: Feature
+
+    def module(self, name: str) -> str:
+        """The full name of one of its modules."""
+        return self.feature.deciding_module(self.name, name)
+
+
+PARTS: dict[str, Source] = {}
+"""Where each part of the records comes from, by its name, in the order of the features."""
+
+
+def add(feature: Feature) -> None:
+    """Add the parts of a feature, with the prefixes of their codes."""
+    for name, prefix in zip(feature.parts, feature.codes or feature.parts, strict=True):
+        PARTS[name] = Source(name, feature)
+        reasons.TEXTS[prefix] = PARTS[name].module("text")
+
+
+for _feature in FEATURES:
+    add(_feature)
 
 
 @lru_cache(maxsize=64)
 def job_of(rules: JobRules) -> Job:
-    """The job with these rules, and with the features that they ask for, in the order of `FEATURES`."""
+    """The job with these rules, and with the features that they ask for, in the order of the list."""
     # Imported by what decides; a node of a job only reads the records.
     from dlrover_run.coordination.gate import OpenGate
     from dlrover_run.coordination.job import Job
     from dlrover_run.coordination.rounds import ROUNDS, RoundEngine
 
     applied = {part.feature: part for part in rules.parts if part.applies and not (rules.engine and part.needs_rounds)}
-    kinds = {name: applied[name].kind for name in FEATURES if name in applied}
-    classes = {name: getattr(import_module(f"{FEATURES[name]}.{kind}"), kind.upper()) for name, kind in kinds.items()}
+    kinds = {name: applied[name].kind for name in PARTS if name in applied}
+    classes = {name: getattr(import_module(PARTS[name].module(kind)), kind.upper()) for name, kind in kinds.items()}
     observers = {name: classes[name](rules) for name, kind in kinds.items() if kind == "observer"}
     if rules.engine:
         return Job(rules, observers, classes[rules.engine](rules), rules.engine)
@@ -59,7 +68,7 @@ def decode_part(kind: type[Any], value: Any) -> Any:
     name = value.get("type") if isinstance(value, dict) else None
     if not isinstance(name, str):
         raise ValueError("a part of a record names no feature")
-    records = import_module(f"{FEATURES[name]}.rules").RECORDS if name in FEATURES else ()
+    records = import_module(PARTS[name].module("rules")).RECORDS if name in PARTS else ()
     record: type[Part] | None = next((record for record in records if issubclass(record, kind)), None)
     if record is None:
         raise ValueError(f"no feature {name[:100]!r} with a {kind.__name__}")

@@ -27,7 +27,7 @@ from dlrover_run.coordination.model import Plan
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.features.registry import decode_part
 
-FORMAT = 2
+FORMAT = 3
 """The version of the file format, increased with each incompatible change."""
 
 COMPACT_BYTES = 16 * 1024 * 1024

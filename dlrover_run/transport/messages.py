@@ -28,7 +28,7 @@ from dlrover_run.coordination.rules import JobRules
 from dlrover_run.coordination.worker_logs import LogRequest
 from dlrover_run.features.registry import decode_part
 
-PROTOCOL = 7
+PROTOCOL = 8
 """The version of this protocol, increased with each incompatible change."""
 
 METHOD = "/dlrover_run.Master/Session"

@@ -25,7 +25,7 @@ from dlrover_run.coordination.requests import Action, OperatorRequest
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.coordination.status import JobStatus
 from dlrover_run.features.node_check.decision.model import HealthReport
-from dlrover_run.features.node_check.decision.rules import CHECK_ONCE
+from dlrover_run.features.node_check.rules import CHECK_ONCE
 from dlrover_run.rendezvous.client import AskFailed
 from dlrover_run.rendezvous.local import LocalClient
 from tf_ps_runner.cluster.model import (

@@ -24,7 +24,7 @@ from dlrover_run.coordination.model import (
     Waiting,
 )
 from dlrover_run.coordination.validation import MAX_EPOCH
-from dlrover_run.features.node_check.decision.rules import CHECK_ONCE
+from dlrover_run.features.node_check.rules import CHECK_ONCE
 from dlrover_run.rendezvous.kv.leader import MembershipWatch
 from dlrover_run.rendezvous.kv.records import (
     BUCKETS,

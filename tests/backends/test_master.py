@@ -24,7 +24,7 @@ from master_node import FAST, Bed, Ended, Node, grpc, serving, status
 from dlrover_run.coordination.model import NodePhase, Plan
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.features.node_check.decision.model import CheckKey, HealthCheck, HealthState
-from dlrover_run.features.node_check.decision.rules import HealthRules
+from dlrover_run.features.node_check.rules import HealthRules
 from dlrover_run.master import job as job_module
 from dlrover_run.master import jobs, server, session
 from dlrover_run.master.journal import Journal

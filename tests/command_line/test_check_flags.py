@@ -16,8 +16,8 @@ from dlrover_run.command_line.parse import parse_argv
 from dlrover_run.command_line.program import DLROVER_RUN
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.coordination.validation import config_mismatch
-from dlrover_run.features.node_check.decision.rules import CHECK_ALWAYS, CHECK_NEVER, CHECK_ONCE, HealthRules
 from dlrover_run.features.node_check.flags import NODE_CHECK
+from dlrover_run.features.node_check.rules import CHECK_ALWAYS, CHECK_NEVER, CHECK_ONCE, HealthRules
 
 
 @pytest.fixture(autouse=True)

@@ -171,8 +171,8 @@ STATIC = ("--master-addr=node0", "--node-rank=0")
     ("words", "policies"),
     [
         (("--stall-action=off",), set()),
-        ((), {"straggler"}),
-        (("--nnodes=2", *MASTER), {"stall", "straggler"}),
+        ((), {"stragglers"}),
+        (("--nnodes=2", *MASTER), {"stalls", "stragglers"}),
         (("--nnodes=2", *STATIC), set()),
         (("--stall-action=off", "--survivors=keep"), {"survivors"}),
         (("--stall-action=off", "--survivors=restart", "--reconfigure-timeout=5"), set()),
@@ -186,7 +186,7 @@ def test_stalls_stragglers_and_survivors_have_policies_where_the_nodes_communica
 ) -> None:
     parts = parse([*words, "train.py"], {}).rules.parts
     found = {part.feature for part in parts if part.applies}
-    assert found & {"stall", "straggler", "survivors"} == policies
+    assert found & {"stalls", "stragglers", "survivors"} == policies
 
 
 def test_only_words_are_resolved_by_counting_devices() -> None:

@@ -8,10 +8,9 @@ import pytest
 
 from dlrover_run.cli import parse
 from dlrover_run.command_line.flag import FAILURES, OTHER, SIZE, Flag
-from dlrover_run.command_line.flags import CORE, PANELS, TABLE, arranged
+from dlrover_run.command_line.flags import CORE, OF_FEATURES, PANELS, TABLE, arranged
 from dlrover_run.command_line.program import DLROVER_RUN, Program
 from dlrover_run.features.autoscale.settings import AutoscaleSettings
-from dlrover_run.features.flags import FEATURES
 from dlrover_run.features.registry import decode_part
 from dlrover_run.launch_request import decode, encode
 from dlrover_run.spec import JobSpec
@@ -19,7 +18,7 @@ from tf_ps_runner.command_line.options import TF_PS_RUN
 
 
 def test_every_feature_brings_flags_of_its_own() -> None:
-    names = [flag.name for feature in FEATURES for flag in feature.flags]
+    names = [flag.name for feature in OF_FEATURES.values() for flag in feature.flags]
     assert len(names) == len(set(names)) > 10
     assert not {*names} & {flag.name for flag in CORE}
     assert {*names} | {flag.name for flag in CORE} == {flag.name for flag in TABLE}

@@ -17,7 +17,7 @@ from dlrover_run.command_line.program import DLROVER_RUN
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.features.local_nodes import network
 from dlrover_run.features.local_nodes.flags import LOCAL_CLUSTER, LOCAL_CUT_OFF_TIMEOUT, LOCAL_LAST_CALL_TIMEOUT
-from dlrover_run.features.node_check.decision.rules import CHECK_ONCE, HealthRules
+from dlrover_run.features.node_check.rules import CHECK_ONCE, HealthRules
 from dlrover_run.rendezvous import kinds
 from dlrover_run.spec import LocalSpec
 

@@ -21,7 +21,7 @@ from dlrover_run.command_line.program import DLROVER_RUN
 from dlrover_run.coordination.bounds import NodeId
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.features.autoscale.rules import AutoscaleRules
-from dlrover_run.features.node_check.decision.rules import CHECK_ONCE, HealthRules
+from dlrover_run.features.node_check.rules import CHECK_ONCE, HealthRules
 from dlrover_run.features.registry import decode_part
 from dlrover_run.launch_request import LaunchRequest
 from dlrover_run.rendezvous import kinds

@@ -1,4 +1,4 @@
-"""Each feature is a folder and the lines that register it: without both, the rest works as before."""
+"""Each feature is a folder and the line that registers it: without both, the rest works as before."""
 
 from __future__ import annotations
 
@@ -8,17 +8,19 @@ import shutil
 import signal
 import sys
 import time
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 from harness import Launcher, Mailbox, finish, launch
 
+from dlrover_run.coordination.parts import RulesPart
+from dlrover_run.features import FEATURES, Feature
+
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "dlrover_run/features"
-
-LISTS = ("__init__.py", "flags.py", "registry.py")
-"""The modules with the lines that register features."""
 
 OURS = Launcher("dlrover-run", (sys.executable, "-m", "dlrover_run"))
 
@@ -41,18 +43,17 @@ if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
 
 
 def is_line_of(name: str, line: str) -> bool:
-    return re.search(rf"\b{name}\b", line) is not None
+    return line.startswith(f'    Feature("{name}"')
 
 
 def without(name: str, directory: Path) -> Path:
-    """A copy of the product without the folder of a feature and its lines."""
+    """A copy of the product without the folder of a feature and its line."""
     for package in ("dlrover_run", "tf_ps_runner"):
         shutil.copytree(ROOT / package, directory / package)
     features = directory / "dlrover_run/features"
     shutil.rmtree(features / name)
-    for module in LISTS:
-        lines = (features / module).read_text().splitlines(keepends=True)
-        (features / module).write_text("".join(line for line in lines if not is_line_of(name, line)))
+    lines = (features / "__init__.py").read_text().splitlines(keepends=True)
+    (features / "__init__.py").write_text("".join(line for line in lines if not is_line_of(name, line)))
     return directory
 
 
@@ -101,10 +102,28 @@ def test_the_core_imports_no_feature(room: str) -> None:
 
 
 def test_each_folder_has_a_line_and_each_line_has_a_folder() -> None:
-    from dlrover_run.features import FEATURES
-    from dlrover_run.features.flags import FEATURES as WITH_FLAGS
-
-    named = {row.name for row in FEATURES} | {feature.name for feature in WITH_FLAGS}
-    assert set(NAMES) - named == {"inspect", "operate"}, "they are commands"
-    assert named <= set(NAMES)
+    here = [row.name for row in FEATURES if not row.package]
+    assert len(here) == len(set(here))
+    assert set(NAMES) - set(here) == {"inspect", "operate"}, "they are commands"
+    assert set(here) <= set(NAMES)
     assert TIED.keys() <= set(NAMES)
+
+
+@pytest.mark.parametrize("row", FEATURES, ids=lambda row: row.name)
+def test_a_feature_has_the_modules_that_its_line_says_and_no_others(row: Feature) -> None:
+    """And each is named as in any other feature, with the feature's name in its records."""
+    assert has_module(row.module("flags")) == row.flags
+    assert has_module(row.module("node")) == (row.node is not None)
+    if not row.package:
+        found = {path.parent for path in (FOLDER / row.name).rglob("rules.py")}
+        assert {path.name for path in found} == set(row.parts)
+    for part in row.parts:
+        rules = import_module(row.deciding_module(part, "rules"))
+        assert {record.__struct_config__.tag for record in rules.RECORDS} == {part}
+        kinds = [record.kind for record in rules.RECORDS if issubclass(record, RulesPart)]
+        assert [kind for kind in kinds if has_module(row.deciding_module(part, kind))] == kinds
+        assert has_module(row.deciding_module(part, "text"))
+
+
+def has_module(name: str) -> bool:
+    return find_spec(name) is not None

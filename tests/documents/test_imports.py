@@ -131,6 +131,7 @@ def test_a_job_imports_nothing_that_decides_for_a_feature_that_it_does_not_have(
     deciding = (
         "tf_ps_runner",
         "autoscale.observer",
+        "node_check.gate",
         "node_check.decision",
         "hangs.stalls",
         "hangs.stragglers",

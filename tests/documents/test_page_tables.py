@@ -20,7 +20,7 @@ from dlrover_run.coordination.rules import JobRules
 from dlrover_run.failures.causes import Cause
 from dlrover_run.features.events.records import AnyEvent, Event, name_of
 from dlrover_run.features.events.writer import KEPT_FILES, MAX_BYTES
-from dlrover_run.features.node_check.decision.rules import HealthRules
+from dlrover_run.features.node_check.rules import HealthRules
 
 FAULTS, _, TIMES = (DOCS / "failures.md").read_text().partition("## The times")
 EXPERIMENTS = (DOCS / "published-experiments.md").read_text()

@@ -245,7 +245,7 @@ def test_a_reader_that_closes_the_pipe_ends_neither_job_nor_launcher(tmp_path: P
 
 CHECKED_NODE = """
 import asyncio, os, sys
-from dlrover_run.features.node_check.node.node_checks import HealthReporter
+from dlrover_run.features.node_check.node import HealthReporter
 from dlrover_run.workers.reporter import ProgressReporter
 from dlrover_run.console import console
 from dlrover_run.features.node_check.decision.model import HealthAssignment, HealthProgress, HealthStatus, NodeHealth

@@ -26,9 +26,9 @@ from harness import WAIT, WORKERS, kill_leftovers, still_alive, watched
 
 from dlrover_run.coordination.activity import MemoryUse
 from dlrover_run.features.checkpoints import write_behind
+from dlrover_run.features.checkpoints.agent_memory import CheckpointMemory
 from dlrover_run.features.checkpoints.held import HeldFile
 from dlrover_run.features.checkpoints.memory import HeldMemory
-from dlrover_run.features.checkpoints.node import CheckpointMemory
 from dlrover_run.training import checkpoint
 from dlrover_run.training.checkpoint import CheckpointDirectory
 from dlrover_run.training.memory_line import MemoryLine, NotHeld
@@ -271,7 +271,7 @@ def test_after_the_end_of_the_holder_steps_are_written_at_once_and_another_one_f
 def test_the_holder_ends_with_an_agent_that_is_killed(tmp_path: Path) -> None:
     script = f"""
 import asyncio, os, subprocess, sys
-from dlrover_run.features.checkpoints.node import CheckpointMemory
+from dlrover_run.features.checkpoints.agent_memory import CheckpointMemory
 async def main():
     memory = CheckpointMemory(64, print)
     memory.open()

@@ -29,8 +29,8 @@ from dlrover_run.coordination.ranks import assign_ranks
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.features.node_check.decision import steps as health_steps
 from dlrover_run.features.node_check.decision.diagnosis import Diagnosis, Finding
-from dlrover_run.features.node_check.decision.gate import HealthGate
 from dlrover_run.features.node_check.decision.model import HealthCheck, HealthStatus
+from dlrover_run.features.node_check.gate import HealthGate
 from dlrover_run.master.jobs import Jobs
 from dlrover_run.master.journal import JournalContents
 from dlrover_run.rendezvous.client import AssignmentTracker

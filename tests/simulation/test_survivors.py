@@ -9,9 +9,9 @@ import pytest
 from msgspec.structs import replace
 
 from dlrover_run.coordination.model import RoundKey
-from dlrover_run.features.survivors import node, observer
+from dlrover_run.features.survivors import observer, worker_record
 from dlrover_run.features.survivors.model import SurvivorsReport
-from dlrover_run.features.survivors.node import Due, Step, WorkerRecord
+from dlrover_run.features.survivors.worker_record import Due, Step, WorkerRecord
 from simulation.program import Outcome
 from simulation.scenario import simulate
 from simulation.seeds import PLACES, Defect, cases, demand_found, patched, run_seeds
@@ -77,7 +77,7 @@ def part_with_old_handles(workers: Any, expected: int, part: Any, port: int) -> 
     return replace(whole, handles=handles) if len(workers) == expected and all(handles) else whole
 
 
-real_part = node.node_part
+real_part = worker_record.node_part
 
 
 def ask_anew(self: WorkerRecord, key: RoundKey, now: float) -> WorkerRecord:
@@ -95,11 +95,11 @@ DEFECTS: dict[str, Defect] = {
     ),
     "a handle is reported for two rounds": Defect(patched((nodes, "node_part"), by=part_with_old_handles), master=2),
     "a worker that does not answer is waited for": Defect(
-        patched((node, "_within"), by=lambda since, timeout, now, otherwise: Due(Step.WAIT)), master=0
+        patched((worker_record, "_within"), by=lambda since, timeout, now, otherwise: Due(Step.WAIT)), master=0
     ),
     "each round gives such a worker more time": Defect(patched((WorkerRecord, "note_asked"), by=ask_anew), master=0),
-    "every worker restarts": Defect(patched((node, "can_survive"), by=lambda worker, part: False), master=0),
-    "a worker survives its store": Defect(patched((node, "can_survive"), by=survive_any_store), master=17),
+    "every worker restarts": Defect(patched((worker_record, "can_survive"), by=lambda worker, part: False), master=0),
+    "a worker survives its store": Defect(patched((worker_record, "can_survive"), by=survive_any_store), master=17),
     "the others wait for a worker that cannot": Defect(
         patched((observer, "reasons_against"), by=lambda plan, state, members: ()), master=13
     ),

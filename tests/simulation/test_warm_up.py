@@ -27,12 +27,12 @@ from dlrover_run.coordination.parts import Memories, RulesPart, combine, join, s
 from dlrover_run.coordination.rounds import RoundEngine
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.coordination.validation import config_mismatch
-from dlrover_run.features import registry
+from dlrover_run.features import Feature, registry
 from dlrover_run.features.hangs.stalls.rules import StallRules
 from dlrover_run.features.hangs.stragglers.rules import StragglerRules
-from dlrover_run.features.node_check.decision.gate import HealthGate
 from dlrover_run.features.node_check.decision.model import HealthAssignment, HealthState
-from dlrover_run.features.node_check.decision.rules import CHECK_NEVER, CHECK_ONCE, HealthRules
+from dlrover_run.features.node_check.gate import HealthGate
+from dlrover_run.features.node_check.rules import CHECK_NEVER, CHECK_ONCE, HealthRules
 from dlrover_run.rendezvous.client import AssignmentTracker
 from dlrover_run.transport.messages import InvalidMessage, decode_rules, encode_rules
 from dlrover_run.words import reasons
@@ -55,8 +55,9 @@ BOTH = JobRules(2, 4, parts=combine((StragglerRules(watched=1), WARM_UP)))
 
 @pytest.fixture(autouse=True)
 def registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(registry.FEATURES, "warm_up", "warm_up")
-    monkeypatch.setitem(reasons.TEXTS, "warm_up", "warm_up.text")
+    monkeypatch.setattr(registry, "PARTS", dict(registry.PARTS))
+    monkeypatch.setattr(reasons, "TEXTS", dict(reasons.TEXTS))
+    registry.add(Feature("warm_up", "warm_up", parts=("warm_up",)))
 
 
 def decoded(record: Any) -> Any:
@@ -77,7 +78,7 @@ def test_a_job_has_the_features_that_its_rules_ask_for() -> None:
     watched = registry.job_of(
         JobRules(parts=combine((ClusterRules(), StallRules(watched=1), StragglerRules(watched=1))))
     )
-    assert list(watched.observers) == ["stall", "straggler"]
+    assert list(watched.observers) == ["stalls", "stragglers"]
     assert (type(watched.engine), watched.engine_name) == (ClusterEngine, NAME)
     state = HealthState(check_count=1)
     assert with_part((), state) == combine((HealthState(),), (state,)) == (state,)
@@ -101,9 +102,9 @@ def test_a_record_holds_the_parts_of_several_features() -> None:
 @pytest.mark.parametrize(
     "parts",
     [
-        [{"type": "health"}, {"type": "health"}],
-        [{"type": "warm_up"}, {"type": "health"}],
-        [{"type": "health"}, {"type": "unknown"}],
+        [{"type": "node_check"}, {"type": "node_check"}],
+        [{"type": "warm_up"}, {"type": "node_check"}],
+        [{"type": "node_check"}, {"type": "unknown"}],
     ],
 )
 def test_parts_out_of_order_repeated_or_unknown_are_refused(parts: list[Any]) -> None:

@@ -79,4 +79,4 @@ def settings(flags: FlagValues, environ: Mapping[str, str]) -> AutoscaleSettings
     return AutoscaleSettings(checks.command_words(*given, environ, "'resize-job {nodes}'"))
 
 
-FEATURE = FeatureFlags("autoscale", FLAGS, add_rules, settings)
+FEATURE = FeatureFlags(FLAGS, add_rules, settings)

@@ -31,4 +31,4 @@ def settings(flags: FlagValues, environ: Mapping[str, str]) -> CheckpointSetting
     return None if limit == 0 else CheckpointSettings(limit)
 
 
-FEATURE = FeatureFlags("checkpoints", FLAGS, settings=settings)
+FEATURE = FeatureFlags(FLAGS, settings=settings)

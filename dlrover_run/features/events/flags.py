@@ -14,4 +14,4 @@ FLAGS = (
 )
 # fmt: on
 
-FEATURE = FeatureFlags("events", FLAGS)
+FEATURE = FeatureFlags(FLAGS)

@@ -63,4 +63,4 @@ def add_rules(flags: FlagValues, job: Draft, rules: JobRules) -> JobRules:
     return replace(rules, parts=with_part(rules.parts, StallRules(watched=1)))
 
 
-FEATURE = FeatureFlags("hangs", FLAGS, add_rules, settings)
+FEATURE = FeatureFlags(FLAGS, add_rules, settings)

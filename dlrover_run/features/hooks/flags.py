@@ -51,4 +51,4 @@ def settings(flags: FlagValues, environ: Mapping[str, str]) -> HookSettings | No
     return HookSettings(commands, TIMEOUT if limit is None else values.seconds(*limit, zero_allowed=False))
 
 
-FEATURE = FeatureFlags("hooks", FLAGS, settings=settings)
+FEATURE = FeatureFlags(FLAGS, settings=settings)

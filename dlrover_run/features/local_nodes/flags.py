@@ -153,4 +153,4 @@ def warnings(flags: FlagValues, spec: JobSpec, environ: Mapping[str, str]) -> It
         yield f"{given.source} has no effect, since {local.source} {local.text} has no nodes that join later."
 
 
-FEATURE = FeatureFlags("local_nodes", FLAGS)
+FEATURE = FeatureFlags(FLAGS)

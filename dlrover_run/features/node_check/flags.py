@@ -65,7 +65,7 @@ def add_rules(flags: FlagValues, job: Draft, rules: JobRules) -> JobRules:
     """The rules with the options of the check. Raises SpecError for a check of nodes that do not communicate."""
     if not any(flags.explicit(name) or flags.is_on(name) for name in _CHECK_FLAGS):
         return rules
-    from dlrover_run.features.node_check.decision.rules import CHECK_NEVER, CHECK_ONCE, HealthRules
+    from dlrover_run.features.node_check.rules import CHECK_NEVER, CHECK_ONCE, HealthRules
 
     threshold = values.ratio(*flags.get("straggler_threshold"))
     level = int(flags.choice("precheck"))
@@ -115,7 +115,7 @@ def add_rules(flags: FlagValues, job: Draft, rules: JobRules) -> JobRules:
 
 def _check_mode(source: str, text: str) -> int:
     """When nodes are checked: `once`, `always`, or a switch value for once (on) or never (off)."""
-    from dlrover_run.features.node_check.decision.rules import CHECK_ALWAYS, CHECK_NEVER, CHECK_ONCE
+    from dlrover_run.features.node_check.rules import CHECK_ALWAYS, CHECK_NEVER, CHECK_ONCE
 
     word = text.strip().lower()
     if word in CHECK_MODES:
@@ -127,4 +127,4 @@ def _check_mode(source: str, text: str) -> int:
         raise values.invalid(source, text, "is not valid", remedy) from None
 
 
-FEATURE = FeatureFlags("node_check", FLAGS, add_rules, part="health")
+FEATURE = FeatureFlags(FLAGS, add_rules, part="node_check")

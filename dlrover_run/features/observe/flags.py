@@ -34,4 +34,4 @@ def check(flags: FlagValues, job: Draft, rules: JobRules) -> JobRules:
     return rules
 
 
-FEATURE = FeatureFlags("observe", FLAGS, check)
+FEATURE = FeatureFlags(FLAGS, check)

@@ -50,4 +50,4 @@ def add_rules(flags: FlagValues, job: Draft, rules: JobRules) -> JobRules:
     return replace(rules, parts=with_part(rules.parts, part))
 
 
-FEATURE = FeatureFlags("survivors", FLAGS, add_rules)
+FEATURE = FeatureFlags(FLAGS, add_rules)

@@ -17,8 +17,8 @@ from dlrover_run.coordination.activity import Seconds
 from dlrover_run.coordination.bounds import Count, Name, Port, Total
 from dlrover_run.coordination.model import RankAssignment, RoundKey
 from dlrover_run.features.survivors.model import Handle, Handles, SurvivorsAssignment, Uuid
-from dlrover_run.features.survivors.node import WorkerRecord
 from dlrover_run.features.survivors.text import SurvivorsCode
+from dlrover_run.features.survivors.worker_record import WorkerRecord
 
 MAX_LINE = 4096
 """Bytes of one line of a worker with its newline."""

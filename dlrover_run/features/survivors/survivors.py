@@ -15,7 +15,8 @@ from dlrover_run.features.survivors import line
 from dlrover_run.features.survivors.group_store import GroupStore
 from dlrover_run.features.survivors.line import Formed, WorkerHello
 from dlrover_run.features.survivors.model import SurvivorsAssignment, SurvivorsReport
-from dlrover_run.features.survivors.node import (
+from dlrover_run.features.survivors.text import SurvivorsCode
+from dlrover_run.features.survivors.worker_record import (
     Step,
     WorkerRecord,
     ended_before_its_group,
@@ -23,7 +24,6 @@ from dlrover_run.features.survivors.node import (
     next_step,
     node_part,
 )
-from dlrover_run.features.survivors.text import SurvivorsCode
 from dlrover_run.processes.line_connection import LineConnection
 from dlrover_run.processes.line_listener import LineListener
 from dlrover_run.training.agent_line import LINE_VARIABLE, TOKEN_VARIABLE

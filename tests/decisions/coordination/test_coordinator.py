@@ -16,7 +16,7 @@ from dlrover_run.coordination.round_ranks import rank_assignments
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.features.node_check.decision.model import HealthState
 from dlrover_run.features.node_check.decision.round import CHECK_MARGIN
-from dlrover_run.features.node_check.decision.rules import CHECK_ONCE
+from dlrover_run.features.node_check.rules import CHECK_ONCE
 from dlrover_run.words.reasons import Code
 
 TRIO = "come a b c;"

@@ -10,7 +10,7 @@ from command_lines import run_python
 
 from dlrover_run.features.autoscale.text import AutoscaleCode
 from dlrover_run.features.hangs.search.guilt import GuiltCode
-from dlrover_run.features.node_check.decision.text import HealthCode
+from dlrover_run.features.node_check.text import HealthCode
 from dlrover_run.features.survivors.text import SurvivorsCode
 from dlrover_run.words import reasons
 from dlrover_run.words.reasons import (

@@ -27,7 +27,7 @@ from dlrover_run.features.node_check.decision.model import (
     HealthStatus,
     NodeHealth,
 )
-from dlrover_run.features.node_check.node.node_checks import CheckEvents
+from dlrover_run.features.node_check.node import CheckEvents
 from dlrover_run.output.run_directory import RunDir
 from dlrover_run.spec import Entrypoint, JobSpec, LogSpec
 from dlrover_run.words.reasons import Code

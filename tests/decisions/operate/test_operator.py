@@ -14,7 +14,7 @@ from dlrover_run.coordination import status as status_records
 from dlrover_run.coordination.model import NodePhase, PlanPhase
 from dlrover_run.coordination.requests import Action, OperatorRequest, RequestFailed
 from dlrover_run.coordination.status import JobState, JobStatus, NodeCondition, NodeStatus
-from dlrover_run.features.node_check.decision.rules import CHECK_ONCE
+from dlrover_run.features.node_check.rules import CHECK_ONCE
 from dlrover_run.features.operate.drain import drain_problem
 from dlrover_run.features.operate.ids import short_ids
 from dlrover_run.features.operate.job_table import JobRow, render_jobs

@@ -13,7 +13,8 @@ from dlrover_run.coordination.model import NodeReport, PlannedChange, PlanPhase,
 from dlrover_run.coordination.parts import with_part
 from dlrover_run.failures.worker_exit import WorkerExit
 from dlrover_run.features.survivors.model import Formation, Store, SurvivorsAssignment
-from dlrover_run.features.survivors.node import (
+from dlrover_run.features.survivors.text import SurvivorsCode
+from dlrover_run.features.survivors.worker_record import (
     Step,
     WorkerRecord,
     ended_before_its_group,
@@ -21,7 +22,6 @@ from dlrover_run.features.survivors.node import (
     next_step,
     node_part,
 )
-from dlrover_run.features.survivors.text import SurvivorsCode
 from dlrover_run.spec import JobSpec
 from simulation.survivors.processes import BLOCK, OLDER, WITHOUT, Order, WorkerProcess
 from simulation.torch.nodes import TorchNode

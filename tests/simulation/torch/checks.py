@@ -20,7 +20,7 @@ from dlrover_run.features.node_check.decision.model import (
     LinkResult,
     LinkResults,
 )
-from dlrover_run.features.node_check.decision.rules import CHECK_ALWAYS, CHECK_NEVER, CHECK_ONCE
+from dlrover_run.features.node_check.rules import CHECK_ALWAYS, CHECK_NEVER, CHECK_ONCE
 from simulation.loop import LoopProcess
 from simulation.timeline import demand
 

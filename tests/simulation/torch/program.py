@@ -15,7 +15,7 @@ from dlrover_run.coordination.rules import JobRules
 from dlrover_run.features.node_check.decision.diagnosis import MIN_WITNESSES
 from dlrover_run.features.node_check.decision.pairing import MAX_ROUNDS
 from dlrover_run.features.node_check.decision.round import CHECK_MARGIN
-from dlrover_run.features.node_check.decision.rules import HealthRules
+from dlrover_run.features.node_check.rules import HealthRules
 from simulation.nodes import job_spec
 from simulation.program import Outcome, Program
 from simulation.timeline import demand

@@ -12,9 +12,9 @@ from msgspec.structs import replace
 from dlrover_run.coordination.model import NodeKey, NodeReport, Plan, RoundKey
 from dlrover_run.coordination.parts import with_part
 from dlrover_run.coordination.rules import JobRules
-from dlrover_run.features.autoscale.autoscaler import ThroughputReport
 from dlrover_run.features.autoscale.command import CommandKey, CommandResult, CommandRun
 from dlrover_run.features.autoscale.model import AutoscaleAssignment, AutoscaleNodeReport, AutoscaleState
+from dlrover_run.features.autoscale.node import ThroughputReport
 from dlrover_run.features.autoscale.rules import STRONG, AutoscaleRules
 from dlrover_run.features.autoscale.search import MAX_CRASHES
 from dlrover_run.features.observe.page import Phase, Progress, StepSource

@@ -1,1 +1,71 @@
-"""What a node does about its workers that hang."""
+"""Hangs and stragglers as a feature of a node: the watch over the workers of each round."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
+
+from dlrover_run.agent.framework import AgentServices, FrameworkAdapter
+from dlrover_run.agent.result import JobResult
+from dlrover_run.coordination.activity import NodeActivity
+from dlrover_run.coordination.model import Assignment, NodeReport
+from dlrover_run.features.hangs.settings import HangSettings
+from dlrover_run.workers.feature import WorkersFeature
+from dlrover_run.workers.round import WorkerRound
+from dlrover_run.workers.specs import Worker
+
+if TYPE_CHECKING:
+    from dlrover_run.features.hangs.node.stall_response import RoundStalls
+    from dlrover_run.features.hangs.node.watch_health import WatchHealth
+    from dlrover_run.features.hangs.search.outside import LearnedPauses
+
+
+class Hangs(WorkersFeature):
+    """Watches the workers of each round."""
+
+    def __init__(self, services: AgentServices, tasks: FrameworkAdapter[Any]) -> None:
+        super().__init__(services, tasks)
+        self._settings = services.job.settings_of("hangs", HangSettings)
+        self._watch: RoundStalls | None = None
+        self._health: WatchHealth | None = None
+        self._pauses: LearnedPauses | None = None
+
+    def follow(self, assignment: Assignment, ends: bool) -> None:
+        if self._watch is not None:
+            self._watch.follow(assignment)
+
+    def add_to_report(self, report: NodeReport) -> NodeReport:
+        return report if self._watch is None else self._watch.add_to_report(report)
+
+    def add_to_activity(self, activity: NodeActivity) -> NodeActivity:
+        problem = "" if self._health is None else self._health.problem
+        return replace(activity, watch_problem=problem) if problem else activity
+
+    def round_runs(self, workers: WorkerRound) -> None:
+        # Its imports take milliseconds, for which the start of the workers has not waited.
+        from dlrover_run.features.hangs.node.stall_response import watch_stalls
+        from dlrover_run.features.hangs.node.watch_health import WatchHealth
+        from dlrover_run.features.hangs.search.outside import LearnedPauses
+
+        services = self._services
+        if self._health is None or self._pauses is None:
+            action = self._settings.action
+            self._health = WatchHealth(action, services.console, services.events, services.wake)
+            self._pauses = LearnedPauses()
+        self._watch = watch_stalls(workers, self._settings, services, self._health, self._pauses)
+
+    def round_ends(self) -> None:
+        if self._watch is not None:
+            self._watch.close()
+            self._watch = None
+
+    def worker_ended(self, worker: Worker) -> None:
+        if self._watch is not None:
+            self._watch.note_end(worker)
+
+    async def close(self, result: JobResult) -> None:
+        self.round_ends()
+
+
+NODE = Hangs

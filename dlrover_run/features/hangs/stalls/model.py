@@ -34,7 +34,7 @@ class StallQuestion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class StallNodeReport(
-    msgspec.Struct, ReportPart, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag="stall"
+    msgspec.Struct, ReportPart, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag="stalls"
 ):
     """The workers of the node make no progress, for the `number`th time in the round that the report is about; with
     `partly` only the `suspects`. `trains` is that of `features.hangs.search.guilt.find_stall`. A node whose workers
@@ -76,14 +76,14 @@ class StallFinding(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     alone: bool = False
 
 
-class StallState(msgspec.Struct, PlanPart, frozen=True, forbid_unknown_fields=True, tag="stall"):
+class StallState(msgspec.Struct, PlanPart, frozen=True, forbid_unknown_fields=True, tag="stalls"):
     """The stall of the round that runs, None while there is none, and what nodes are asked about it."""
 
     finding: StallFinding | None = None
     question: StallQuestion | None = None
 
 
-class StallAssignment(msgspec.Struct, AssignmentPart, frozen=True, forbid_unknown_fields=True, tag="stall"):
+class StallAssignment(msgspec.Struct, AssignmentPart, frozen=True, forbid_unknown_fields=True, tag="stalls"):
     """The stall of the round in which the node has ranks, and the question that it is to answer."""
 
     finding: StallFinding | None = None

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from dlrover_run.features.hangs.watch_rules import WatchRules
 
 
-class StallRules(WatchRules, frozen=True, forbid_unknown_fields=True, tag="stall"):
+class StallRules(WatchRules, frozen=True, forbid_unknown_fields=True, tag="stalls"):
     """Nodes report when their workers make no progress. What follows a stall is each node's own."""
 
     subject: ClassVar[str] = "stalls"

@@ -24,7 +24,7 @@ MAX_NOTED = 3
 Stragglers = Annotated[tuple[Straggler, ...], Meta(max_length=MAX_STRAGGLERS)]
 
 
-class StragglerNodeReport(msgspec.Struct, ReportPart, frozen=True, forbid_unknown_fields=True, tag="straggler"):
+class StragglerNodeReport(msgspec.Struct, ReportPart, frozen=True, forbid_unknown_fields=True, tag="stragglers"):
     """The shares of the time of each worker of the node, in the round that the report is about. A node without such a
     part does not know them."""
 
@@ -37,13 +37,13 @@ class StragglerNodeReport(msgspec.Struct, ReportPart, frozen=True, forbid_unknow
         return None
 
 
-class StragglerState(msgspec.Struct, PlanPart, frozen=True, forbid_unknown_fields=True, tag="straggler"):
+class StragglerState(msgspec.Struct, PlanPart, frozen=True, forbid_unknown_fields=True, tag="stragglers"):
     """The stragglers of the round that runs."""
 
     stragglers: Stragglers = ()
 
 
-class StragglerAssignment(msgspec.Struct, AssignmentPart, frozen=True, forbid_unknown_fields=True, tag="straggler"):
+class StragglerAssignment(msgspec.Struct, AssignmentPart, frozen=True, forbid_unknown_fields=True, tag="stragglers"):
     """The stragglers of one node in the round `key`. A node without any has no such part."""
 
     key: RoundKey

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from dlrover_run.features.hangs.watch_rules import WatchRules
 
 
-class StragglerRules(WatchRules, frozen=True, forbid_unknown_fields=True, tag="straggler"):
+class StragglerRules(WatchRules, frozen=True, forbid_unknown_fields=True, tag="stragglers"):
     """Nodes report what their workers wait for."""
 
     subject: ClassVar[str] = "stragglers"

@@ -236,7 +236,7 @@ class HealthCheck(msgspec.Struct, frozen=True, kw_only=True):
     plan_reasons: BoundedReasons = ()
 
 
-class HealthState(msgspec.Struct, PlanPart, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="health"):
+class HealthState(msgspec.Struct, PlanPart, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="node_check"):
     """The state of the health check; a part of the plan. `check` is the check that runs, `check_count` the number of
     the last one, `health` what is known of each node, and `links` what is known of links between them, whose ends are
     places in `health`."""
@@ -271,7 +271,7 @@ class HealthReport(
     kw_only=True,
     forbid_unknown_fields=True,
     omit_defaults=True,
-    tag="health",
+    tag="node_check",
 ):
     """What a node reports of its part in a health check: its latest results, and the port that it holds for the store
     of links, 0 without a check."""
@@ -296,7 +296,7 @@ class HealthAssignment(
     kw_only=True,
     forbid_unknown_fields=True,
     omit_defaults=True,
-    tag="health",
+    tag="node_check",
 ):
     """What a node is to try for a health check, and what is known of its health. The node with rank 0 also receives the
     results of other nodes, and of the links between them, to print them."""
@@ -324,5 +324,5 @@ class HealthAssignment(
         return self.health is not None and self.health.status is HealthStatus.PASSED
 
 
-class HealthProgress(msgspec.Struct, WaitingPart, frozen=True, forbid_unknown_fields=True, tag="health"):
+class HealthProgress(msgspec.Struct, WaitingPart, frozen=True, forbid_unknown_fields=True, tag="node_check"):
     rows: Annotated[tuple[NodeHealth, ...], Meta(max_length=MAX_ROWS)] = ()

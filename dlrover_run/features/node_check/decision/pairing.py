@@ -16,7 +16,7 @@ from typing import NamedTuple
 from dlrover_run.features.node_check.decision.diagnosis import ENOUGH_WITNESSES, Diagnosis, diagnose
 from dlrover_run.features.node_check.decision.evidence import Evidence, Pair, collect_evidence, group_by
 from dlrover_run.features.node_check.decision.model import HealthCheck, HealthStatus
-from dlrover_run.features.node_check.decision.rules import STRAGGLER_THRESHOLD
+from dlrover_run.features.node_check.rules import STRAGGLER_THRESHOLD
 
 MAX_ROUNDS = 6
 """Rounds after which a check ends with what it knows, beyond those that measure links or try one once more. Of

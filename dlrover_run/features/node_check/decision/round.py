@@ -31,7 +31,7 @@ from dlrover_run.features.node_check.decision.model import (
     LinkResults,
     NodeHealth,
 )
-from dlrover_run.features.node_check.decision.rules import HealthRules
+from dlrover_run.features.node_check.rules import HealthRules
 
 CHECK_MARGIN = 15.0
 """Seconds that a node has beyond `check_timeout`, at which it ends what it tries and reports so. One that has reported

@@ -16,7 +16,7 @@ from dlrover_run.coordination.decision import Deadline, DeadlineReason, deadline
 from dlrover_run.coordination.gate import Step
 from dlrover_run.coordination.membership import Members, MemberState
 from dlrover_run.coordination.model import Plan
-from dlrover_run.features.node_check.decision import text
+from dlrover_run.features.node_check import text
 from dlrover_run.features.node_check.decision.diagnosis import Diagnosis, diagnose
 from dlrover_run.features.node_check.decision.model import (
     CheckedNode,
@@ -39,7 +39,7 @@ from dlrover_run.features.node_check.decision.round import (
     state_of,
     without_check,
 )
-from dlrover_run.features.node_check.decision.rules import CHECK_ALWAYS, HealthRules
+from dlrover_run.features.node_check.rules import CHECK_ALWAYS, HealthRules
 from dlrover_run.words.reasons import chain, render
 
 WITHOUT_CHECK = "it was started without --network-check"

@@ -38,7 +38,6 @@ from dlrover_run.features.node_check.decision.model import (
     LinkResults,
     NodeHealth,
 )
-from dlrover_run.features.node_check.decision.rules import CHECK_ALWAYS, HealthRules
 from dlrover_run.features.node_check.node.check_workers import (
     CheckReply,
     CheckRequest,
@@ -51,6 +50,7 @@ from dlrover_run.features.node_check.node.check_workers import (
     place_in_order,
     quicker,
 )
+from dlrover_run.features.node_check.rules import CHECK_ALWAYS, HealthRules
 from dlrover_run.processes.ports import HeldPort
 from dlrover_run.processes.process import StuckProcess
 from dlrover_run.spec import Entrypoint, JobSpec, SpecError

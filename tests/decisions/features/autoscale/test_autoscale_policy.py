@@ -17,7 +17,7 @@ from dlrover_run.features.autoscale.model import (
     Measurement,
 )
 from dlrover_run.features.autoscale.observer import KEEPERS
-from dlrover_run.features.node_check.decision.rules import CHECK_ONCE, HealthRules
+from dlrover_run.features.node_check.rules import CHECK_ONCE, HealthRules
 from dlrover_run.features.registry import job_of
 from dlrover_run.words.reasons import codes
 

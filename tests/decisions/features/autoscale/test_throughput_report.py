@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from virtual_loop import run_virtually
 
 from dlrover_run.coordination.model import Assignment, NodeReport, PlanPhase, RankAssignment, RoundKey
-from dlrover_run.features.autoscale.autoscaler import ThroughputReport
 from dlrover_run.features.autoscale.model import AutoscaleAssignment, AutoscaleNodeReport, AutoscaleState
+from dlrover_run.features.autoscale.node import ThroughputReport
 from dlrover_run.features.observe.page import Phase, Progress, StepSource
 from dlrover_run.features.observe.tick import Tick
 

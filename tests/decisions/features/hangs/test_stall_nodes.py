@@ -212,7 +212,7 @@ def test_if_the_others_stop_too_it_is_a_stall_of_the_round() -> None:
 
 def test_the_question_is_sent_to_all_nodes_until_the_worker_makes_progress() -> None:
     job = job_of(RULES)
-    observer = job.observers["stall"]
+    observer = job.observers["stalls"]
     asking = decide(job, PLAN, members(None, None, PARTLY), 10.0).plan
     sent = observer.orders(asking, rank_assignments(asking))
     assert set(sent) == {member.key for member in PLAN.members}
@@ -296,11 +296,11 @@ def test_the_records_survive_encoding() -> None:
 @pytest.mark.parametrize(
     "part",
     [
-        {"type": "stall", "suspects": [{"rank": rank} for rank in range(257)]},
-        {"type": "stall", "suspects": [{"rank": 1, "file": "x" * 141}]},
-        {"type": "stall", "suspects": [{"rank": 1, "function": "a\nb"}]},
-        {"type": "stall", "suspects": [{"rank": 1, "state": "TT"}]},
-        {"type": "stall", "witnesses": -1},
+        {"type": "stalls", "suspects": [{"rank": rank} for rank in range(257)]},
+        {"type": "stalls", "suspects": [{"rank": 1, "file": "x" * 141}]},
+        {"type": "stalls", "suspects": [{"rank": 1, "function": "a\nb"}]},
+        {"type": "stalls", "suspects": [{"rank": 1, "state": "TT"}]},
+        {"type": "stalls", "witnesses": -1},
     ],
 )
 def test_a_part_out_of_bounds_is_refused(part: dict[str, Any]) -> None:
@@ -314,7 +314,7 @@ def ended(plan: Plan) -> Plan:
 
 def test_the_finding_is_sent_to_all_nodes_until_they_make_progress() -> None:
     job = job_of(RULES)
-    observer = job.observers["stall"]
+    observer = job.observers["stalls"]
     assert type(observer) is StallObserver
     stalled = decide(job, PLAN, members(*ALL), 10.0).plan
     sent = observer.orders(stalled, rank_assignments(stalled))

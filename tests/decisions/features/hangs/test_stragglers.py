@@ -362,7 +362,7 @@ class TestSeveralNodes:
 
     def test_it_changes_the_plan_once_and_nothing_but_its_part(self) -> None:
         job = job_of(RULES)
-        assert isinstance(job.observers["straggler"], StragglerObserver)
+        assert isinstance(job.observers["stragglers"], StragglerObserver)
         before = decide(job, PLAN, members(part(0), part(1), part(2)), 1.0).plan
         found = decide(job, before, members(*ALL), 2.0)
         assert len(found.log_lines) == 1
@@ -377,14 +377,14 @@ class TestSeveralNodes:
     def test_only_the_node_of_the_straggler_is_told(self) -> None:
         job = job_of(RULES)
         plan = decide(job, PLAN, members(*ALL), 1.0).plan
-        told = job.observers["straggler"].orders(plan, rank_assignments(plan))
+        told = job.observers["stragglers"].orders(plan, rank_assignments(plan))
         assert list(told) == [PLAN.members[2].key]
         assert told[PLAN.members[2].key].stragglers == ((5, "data"),)
 
     def test_its_state_ends_with_the_round(self) -> None:
         job = job_of(RULES)
         plan = decide(job, PLAN, members(*ALL), 1.0).plan
-        observer = job.observers["straggler"]
+        observer = job.observers["stragglers"]
         ended = replace(plan, phase=PlanPhase.GATHERING)
         assert observer.observe(ended, members(*ALL), 2.0).part == StragglerState()
         assert observer.observe(replace(PLAN, phase=PlanPhase.GATHERING), members(*ALL), 2.0) == Observation()

@@ -23,7 +23,7 @@ from dlrover_run.exit_reasons import ExitReason
 from dlrover_run.features.events.records import NO_EVENTS
 from dlrover_run.features.hooks import node
 from dlrover_run.features.hooks.settings import HookSettings
-from dlrover_run.features.node_check.node.node_checks import CheckEvents, NodeChecks
+from dlrover_run.features.node_check.node import CheckEvents, NodeChecks
 from dlrover_run.processes.user_command import UserCommand
 from dlrover_run.words.reasons import Code
 from dlrover_run.workers.feature import WorkersFeature

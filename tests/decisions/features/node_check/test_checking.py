@@ -25,9 +25,9 @@ from dlrover_run.features.node_check.decision.model import (
     NodeHealth,
 )
 from dlrover_run.features.node_check.decision.round import CHECK_MARGIN, check_status
-from dlrover_run.features.node_check.decision.rules import CHECK_ALWAYS, CHECK_NEVER, CHECK_ONCE
 from dlrover_run.features.node_check.decision.steps import MAX_REMEMBERED, WITHOUT_CHECK
-from dlrover_run.features.node_check.decision.text import HealthCode
+from dlrover_run.features.node_check.rules import CHECK_ALWAYS, CHECK_NEVER, CHECK_ONCE
+from dlrover_run.features.node_check.text import HealthCode
 from dlrover_run.transport.messages import InvalidMessage, Report, decode_from_node, encode
 from dlrover_run.words.reasons import Code
 

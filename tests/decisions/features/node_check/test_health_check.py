@@ -26,6 +26,7 @@ from scripted_agent import FINISHED, AgentRun, ScriptedAgent, gathering, rank_as
 from dlrover_run import exit_codes
 from dlrover_run.coordination.model import Assignment, NodePhase, NodeReport
 from dlrover_run.coordination.rules import JobRules
+from dlrover_run.features.node_check import node as node_checks
 from dlrover_run.features.node_check.decision.model import (
     CheckKey,
     CheckTask,
@@ -38,12 +39,12 @@ from dlrover_run.features.node_check.decision.model import (
     LinkResults,
     NodeHealth,
 )
-from dlrover_run.features.node_check.decision.rules import CHECK_ALWAYS, CHECK_NEVER, CHECK_ONCE, HealthRules
-from dlrover_run.features.node_check.node import health_check, node_checks
+from dlrover_run.features.node_check.node import health_check
 from dlrover_run.features.node_check.node import machine as health
 from dlrover_run.features.node_check.node.check_workers import find_slow, link_requests
 from dlrover_run.features.node_check.node.health_check import HealthCheckRunner
 from dlrover_run.features.node_check.node.machine import NodeProblem
+from dlrover_run.features.node_check.rules import CHECK_ALWAYS, CHECK_NEVER, CHECK_ONCE, HealthRules
 from dlrover_run.processes.process import ProcessSpec, spawn
 from dlrover_run.rendezvous import kinds
 from dlrover_run.spec import Entrypoint, JobSpec

@@ -23,7 +23,7 @@ from dlrover_run.features.node_check.decision.model import (
     LinkRow,
     NodeHealth,
 )
-from dlrover_run.features.node_check.decision.rules import CHECK_ALWAYS, CHECK_ONCE, HealthRules
+from dlrover_run.features.node_check.node import HealthReporter
 from dlrover_run.features.node_check.node.health_table import (
     format_bandwidth,
     format_tflops,
@@ -32,7 +32,7 @@ from dlrover_run.features.node_check.node.health_table import (
     render_live_table,
     render_own_status,
 )
-from dlrover_run.features.node_check.node.node_checks import HealthReporter
+from dlrover_run.features.node_check.rules import CHECK_ALWAYS, CHECK_ONCE, HealthRules
 from dlrover_run.rendezvous import kinds
 from dlrover_run.spec import Entrypoint, JobSpec
 from dlrover_run.words.reasons import sentence

@@ -20,7 +20,7 @@ from dlrover_run.coordination.model import RankAssignment, RoundKey
 from dlrover_run.features.survivors import line as agent_side
 from dlrover_run.features.survivors.line import Formed, Lost, Offer, WorkerHello, WorkerMessage, after_message
 from dlrover_run.features.survivors.model import Formation, Store, SurvivorsAssignment
-from dlrover_run.features.survivors.node import WorkerRecord
+from dlrover_run.features.survivors.worker_record import WorkerRecord
 from dlrover_run.training import agent_line, reconfigurable_group
 from dlrover_run.training.agent_line import AgentGone, AgentLine
 from dlrover_run.training.reconfigurable_group import ReconfigurableGroup

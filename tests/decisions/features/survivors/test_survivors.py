@@ -23,10 +23,16 @@ from dlrover_run.features.survivors.model import (
     SurvivorsState,
     uuid_of,
 )
-from dlrover_run.features.survivors.node import Step, WorkerRecord, ended_before_its_group, next_step, node_part
 from dlrover_run.features.survivors.observer import SurvivorsObserver, choose_store
 from dlrover_run.features.survivors.rules import SurvivorsRules
 from dlrover_run.features.survivors.text import SurvivorsCode
+from dlrover_run.features.survivors.worker_record import (
+    Step,
+    WorkerRecord,
+    ended_before_its_group,
+    next_step,
+    node_part,
+)
 from dlrover_run.words.reasons import codes, render
 
 RULES = rules(2, 4, parts=(SurvivorsRules(reconfigure_timeout=10.0),), last_call_timeout=1.0)

@@ -27,7 +27,7 @@ CHECK_NEVER, CHECK_ONCE, CHECK_ALWAYS = 0, 1, 2
 """When nodes are checked before they train: once in the life of each launcher, or before each round."""
 
 
-class HealthRules(msgspec.Struct, RulesPart, frozen=True, forbid_unknown_fields=True, tag="health"):
+class HealthRules(msgspec.Struct, RulesPart, frozen=True, forbid_unknown_fields=True, tag="node_check"):
     """`check` is when nodes are checked. A node that is `straggler_threshold` times slower than the others is a
     straggler, which leaves with `exclude_stragglers` 1. With `measure_links` 1 every pair of nodes is linked, and the
     speeds are shown."""

@@ -13,7 +13,8 @@ from dlrover_run.coordination.membership import Members, MemberState
 from dlrover_run.coordination.model import OVER, Member, NodeKey, Plan, RankAssignment, Waiting
 from dlrover_run.coordination.ranks import display_names
 from dlrover_run.coordination.rules import JobRules
-from dlrover_run.features.node_check.decision import steps, text
+from dlrover_run.features.node_check import text
+from dlrover_run.features.node_check.decision import steps
 from dlrover_run.features.node_check.decision.model import (
     CheckKey,
     HealthAssignment,
@@ -33,7 +34,7 @@ from dlrover_run.features.node_check.decision.round import (
     tasks,
     without_check,
 )
-from dlrover_run.features.node_check.decision.rules import CHECK_ALWAYS, HealthRules
+from dlrover_run.features.node_check.rules import CHECK_ALWAYS, HealthRules
 from dlrover_run.words.reasons import Reasons
 
 MAX_DISMISSALS = 300
