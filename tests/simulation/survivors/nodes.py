@@ -58,6 +58,10 @@ class Round:
         return self
 
     @property
+    def checkpoints(self) -> Round:
+        return self
+
+    @property
     def succeeded(self) -> bool:
         return len(self.done) == self.workers and self.failure is None
 
