@@ -28,12 +28,12 @@ from dlrover_run.features.node_check.decision.model import (
     CheckKey,
     CheckTask,
     ComputeResult,
-    HealthAssignment,
-    HealthReport,
-    HealthState,
     LinkResults,
+    NodeCheckAssignment,
+    NodeCheckReport,
+    NodeCheckState,
 )
-from dlrover_run.features.node_check.rules import CHECK_ONCE, HealthRules
+from dlrover_run.features.node_check.rules import CHECK_ONCE, NodeCheckRules
 
 SIZES = (2_000, 20_000)
 NOISE = 0.2
@@ -98,12 +98,12 @@ def check(nodes: int, world: str) -> Check:
     """Let the nodes join, and answer all that the check asks of them, until they train."""
     truth = draw(nodes, world)
     # A third may be excluded.
-    rules = JobRules(min_nodes=nodes // 2, max_nodes=nodes, parts=(HealthRules(check=CHECK_ONCE),))
+    rules = JobRules(min_nodes=nodes // 2, max_nodes=nodes, parts=(NodeCheckRules(check=CHECK_ONCE),))
     coordinator = Coordinator(rules, 0.0, 1)
     reports: dict[NodeKey, NodeReport] = {}
     for node in range(nodes):
         name, address = f"n{node}", f"n{node}.net"
-        health = HealthReport(check_port=1, compute_result=truth.compute(address))
+        health = NodeCheckReport(check_port=1, compute_result=truth.compute(address))
         report = NodeReport(
             node_id=name,
             incarnation="1",
@@ -125,14 +125,14 @@ def check(nodes: int, world: str) -> Check:
         began = time.process_time()
         coordinator.waiting(1.0)
         done.shown.append(time.process_time() - began)
-        if HealthState.get(coordinator.plan.parts).check is None:
+        if NodeCheckState.get(coordinator.plan.parts).check is None:
             break
         done.rounds += 1
         for key, report in reports.items():
-            task = HealthAssignment.get(coordinator.view(key).parts).check_task
+            task = NodeCheckAssignment.get(coordinator.view(key).parts).check_task
             if task is None:
                 continue
-            part = HealthReport.get(report.parts)
+            part = NodeCheckReport.get(report.parts)
             if task.compute:
                 part = msgspec.structs.replace(part, compute_result=truth.compute(report.address, task.key))
             if task.links:
@@ -141,7 +141,7 @@ def check(nodes: int, world: str) -> Check:
             reports[key] = report
             coordinator.receive(report, 1.0)
     done.named = sum(
-        health.status.value in ("fault", "straggler") for health in HealthState.get(coordinator.plan.parts).health
+        health.status.value in ("fault", "straggler") for health in NodeCheckState.get(coordinator.plan.parts).health
     )
     return done
 

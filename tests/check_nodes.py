@@ -1,4 +1,4 @@
-"""Nodes with a health check before training, and a gate: a server that each check process waits for before it measures.
+"""Nodes with a node check before training, and a gate: a server that each check process waits for before it measures.
 At the gate a test can hold, kill or slow down a process, or make its result wrong.
 
 Check processes connect to the gate themselves (`workers/check_gate.py`), so no test has to find them in time.
@@ -220,7 +220,7 @@ def at(stage: str, act: Act) -> Act:
 
 
 class CheckedCluster:
-    """Starts nodes with a health check. Their names are letters, and a node prefers the rank that is the index of its
+    """Starts nodes with a node check. Their names are letters, and a node prefers the rank that is the index of its
     letter in the alphabet. That is also its index in the first check of a job."""
 
     def __init__(self, cluster: Cluster, gate: Gate) -> None:

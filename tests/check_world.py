@@ -40,9 +40,9 @@ from dlrover_run.features.node_check.decision.model import (
     CheckedNode,
     CheckKey,
     ComputeFact,
-    HealthCheck,
     HealthStatus,
     LinkFact,
+    NodeCheck,
 )
 
 THRESHOLD = 2.0
@@ -275,7 +275,7 @@ def _troubles(world: World, workers: int) -> float:
 class Outcome:
     """The result of a check. `held` has the tasks of its rounds."""
 
-    check: HealthCheck
+    check: NodeCheck
     diagnosis: Diagnosis
     held: tuple[pairing.RoundTasks, ...]
 
@@ -297,11 +297,11 @@ class Trial:
     def run(
         self,
         measure_links: bool = False,
-        diagnose_with: Callable[[HealthCheck, float], Diagnosis] = diagnose,
+        diagnose_with: Callable[[NodeCheck, float], Diagnosis] = diagnose,
         beside: bool = False,
     ) -> Outcome:
         """Run the whole loop: all nodes compute before it begins, then rounds until no round can find out more."""
-        check = HealthCheck(
+        check = NodeCheck(
             key=CheckKey(1, 1, 0),
             since=0.0,
             nodes=tuple(self._examinee(node) for node in range(len(self._world.nodes))),
@@ -335,7 +335,7 @@ class Trial:
             already_passed=truth.trusted,
         )
 
-    def _hold(self, check: HealthCheck, tasks: pairing.RoundTasks, number: int) -> HealthCheck:
+    def _hold(self, check: NodeCheck, tasks: pairing.RoundTasks, number: int) -> NodeCheck:
         gone = {node for node, truth in enumerate(self._world.nodes) if truth.leaves is not None}
         gone = {node for node in gone if (self._world.nodes[node].leaves or 0) <= number}
         nodes = tuple(
@@ -386,7 +386,7 @@ def check_world(
     world: World,
     seed: object = 0,
     measure_links: bool = False,
-    diagnose_with: Callable[[HealthCheck, float], Diagnosis] = diagnose,
+    diagnose_with: Callable[[NodeCheck, float], Diagnosis] = diagnose,
     beside: bool = False,
 ) -> Outcome:
     """Check the world once, with the measurements of that seed."""

@@ -11,8 +11,8 @@ from dlrover_run.coordination.parts import Part, ReportPart
 from dlrover_run.coordination.parts import with_part as parts_with
 from dlrover_run.coordination.round_ranks import rank_assignments
 from dlrover_run.coordination.rules import JobRules
-from dlrover_run.features.node_check.decision.model import HealthAssignment, HealthReport, HealthState
-from dlrover_run.features.node_check.rules import HealthRules
+from dlrover_run.features.node_check.decision.model import NodeCheckAssignment, NodeCheckReport, NodeCheckState
+from dlrover_run.features.node_check.rules import NodeCheckRules
 from tf_ps_runner.cluster.model import Cluster
 from tf_ps_runner.cluster.orders import NodeOrder
 from tf_ps_runner.cluster.reports import NodeTasks
@@ -39,24 +39,24 @@ def running_report(plan: Plan, member: Member, part: ReportPart | None = None, *
     return msgspec.structs.replace(report, **changes)
 
 
-def check_state(plan: Plan) -> HealthState:
-    """Return the state of the health check."""
-    return HealthState.get(plan.parts)
+def check_state(plan: Plan) -> NodeCheckState:
+    """Return the state of the node check."""
+    return NodeCheckState.get(plan.parts)
 
 
-def check_report(report: NodeReport) -> HealthReport:
-    """Return the part of the health check in a report."""
-    return HealthReport.get(report.parts)
+def check_report(report: NodeReport) -> NodeCheckReport:
+    """Return the part of the node check in a report."""
+    return NodeCheckReport.get(report.parts)
 
 
-def check_part(assignment: Assignment | NodeView) -> HealthAssignment:
-    """Return the part of the health check in an assignment."""
-    return HealthAssignment.get(assignment.parts)
+def check_part(assignment: Assignment | NodeView) -> NodeCheckAssignment:
+    """Return the part of the node check in an assignment."""
+    return NodeCheckAssignment.get(assignment.parts)
 
 
-def check_rules(rules: JobRules) -> HealthRules:
-    """Return the rules of the health check."""
-    return HealthRules.get(rules.parts)
+def check_rules(rules: JobRules) -> NodeCheckRules:
+    """Return the rules of the node check."""
+    return NodeCheckRules.get(rules.parts)
 
 
 def cluster_of(plan: Plan) -> Cluster | None:

@@ -24,8 +24,8 @@ from dlrover_run.coordination.model import (
 )
 from dlrover_run.coordination.requests import Action, OperatorRequest
 from dlrover_run.coordination.rules import JobRules
-from dlrover_run.features.node_check.decision.model import HealthReport, HealthStatus
-from dlrover_run.features.node_check.rules import HealthRules
+from dlrover_run.features.node_check.decision.model import HealthStatus, NodeCheckReport
+from dlrover_run.features.node_check.rules import NodeCheckRules
 from dlrover_run.words.reasons import codes
 
 KILLED = Failure(rank=1, host="b", exit_text="was killed by SIGKILL", node_rank=1)
@@ -75,8 +75,10 @@ class VirtualJob:
             )
             if self.truth is not None:
                 computed = None if name in self.mute else self.truth.compute(status.address)
-                status = msgspec.structs.replace(status, parts=(HealthReport(compute_result=computed, check_port=1),))
-            self.statuses[name] = msgspec.structs.replace(status, **fold(HealthReport, changes, status.parts))
+                status = msgspec.structs.replace(
+                    status, parts=(NodeCheckReport(compute_result=computed, check_port=1),)
+                )
+            self.statuses[name] = msgspec.structs.replace(status, **fold(NodeCheckReport, changes, status.parts))
             self.away.discard(name)
             self.coordinator.receive(self.statuses[name], self.now)
         self.settle()
@@ -84,7 +86,7 @@ class VirtualJob:
     def report(self, name: str, **changes: object) -> None:
         """Send a report of a node with these changes. It is received unless the connection of the node has ended."""
         status = self.statuses[name]
-        self.statuses[name] = msgspec.structs.replace(status, **fold(HealthReport, changes, status.parts))
+        self.statuses[name] = msgspec.structs.replace(status, **fold(NodeCheckReport, changes, status.parts))
         if name not in self.away:
             self.coordinator.receive(self.statuses[name], self.now)
             self.settle()
@@ -170,7 +172,7 @@ class VirtualJob:
         return True
 
     def try_task(self, name: str) -> bool:
-        """Let a node do its task of a health check. Return whether there was a new task."""
+        """Let a node do its task of a node check. Return whether there was a new task."""
         status, task = self.statuses[name], check_part(self.assignment(name)).check_task
         if self.truth is None or task is None or name in self.mute:
             return False
@@ -294,7 +296,7 @@ FACTS: dict[str, Callable[[VirtualJob], list[str]]] = {
     "drained": lambda job: [key.node_id for key in job.plan.draining],
 }
 """The facts that a script may check. A training `round` has its number and its nodes by rank; `formed` has the epoch of
-the coordinator before both. `named` are the nodes that did not pass a health check, `known` the processes that it knows
+the coordinator before both. `named` are the nodes that did not pass a node check, `known` the processes that it knows
 of."""
 
 
@@ -313,4 +315,4 @@ def play(job: VirtualJob, script: str) -> VirtualJob:
 def rules(least: int, most: int, **changes: object) -> JobRules:
     """Return rules with a restart budget, unless a test sets others."""
     plain = {"min_nodes": least, "max_nodes": most, "max_restarts": 3}
-    return JobRules(**{**plain, **fold(HealthRules, changes)})  # type: ignore[arg-type]
+    return JobRules(**{**plain, **fold(NodeCheckRules, changes)})  # type: ignore[arg-type]

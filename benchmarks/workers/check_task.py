@@ -22,12 +22,12 @@ from dlrover_run.features.node_check.decision.model import (
     CheckKey,
     CheckTask,
     ComputeResult,
-    HealthReport,
     LinkEnd,
     LinkResults,
+    NodeCheckReport,
 )
-from dlrover_run.features.node_check.node.health_check import PRELOAD, HealthCheckRunner
-from dlrover_run.features.node_check.rules import CHECK_ONCE, HealthRules
+from dlrover_run.features.node_check.node.check_runner import PRELOAD, NodeCheckRunner
+from dlrover_run.features.node_check.rules import CHECK_ONCE, NodeCheckRules
 from dlrover_run.processes import tree
 from dlrover_run.rendezvous import kinds
 from dlrover_run.spec import Entrypoint, JobSpec
@@ -53,14 +53,14 @@ async def _found(changed: asyncio.Event, find: Callable[[], T | None]) -> T:
 async def check(workers: int) -> None:
     """Check this node once, and report the end of each step."""
     entrypoint = Entrypoint("script", __file__, python=sys.executable)
-    rules = JobRules(parts=(HealthRules(check=CHECK_ONCE),))
+    rules = JobRules(parts=(NodeCheckRules(check=CHECK_ONCE),))
     place = kinds.Master("127.0.0.1", 1)
     spec = JobSpec(
         entrypoint, "check-cost", workers, rules, rendezvous=place, start_method="forkserver", preload=PRELOAD
     )
     starter = Starter(spec, print)
     changed = asyncio.Event()
-    runner = HealthCheckRunner(spec, starter, nullcontext, changed.set, _no_problems, print)
+    runner = NodeCheckRunner(spec, starter, nullcontext, changed.set, _no_problems, print)
     blank = NodeReport(node_id="n", incarnation="i", host="h", address=ADDRESS, port=1, workers=workers)
     try:
         await starter.prestarted(os.environ)
@@ -68,19 +68,19 @@ async def check(workers: int) -> None:
 
         def computed() -> ComputeResult | None:
             runner.update(None)
-            return HealthReport.get(runner.add_to_report(blank).parts).compute_result
+            return NodeCheckReport.get(runner.add_to_report(blank).parts).compute_result
 
         if problem := (await _found(changed, computed)).problem:
             raise SystemExit(problem)
         report("task-computed")
         if workers > 1:
-            end = LinkEnd(0, ADDRESS, HealthReport.get(runner.add_to_report(blank).parts).check_port, workers)
+            end = LinkEnd(0, ADDRESS, NodeCheckReport.get(runner.add_to_report(blank).parts).check_port, workers)
             key = CheckKey(epoch=1, number=1, round=0)
             task = CheckTask(key=key, node=0, compute=False, links=((end,),), timeout=TIMEOUT)
 
             def linked() -> LinkResults | None:
                 runner.update(task)
-                return HealthReport.get(runner.add_to_report(blank).parts).link_result
+                return NodeCheckReport.get(runner.add_to_report(blank).parts).link_result
 
             if problem := (await _found(changed, linked)).results[0].problem:
                 raise SystemExit(problem)

@@ -172,13 +172,15 @@ def resolve_result(end: JobEnd, scheme: ExitScheme) -> JobResult:
 
 
 def _dismissal(end: JobEnd) -> NodeHealth | None:
-    """The health check result of this node if it leaves because of it, else None."""
+    """The node check result of this node if it leaves because of it, else None."""
     if not end.assignment.dismisses or end.assignment.phase is PlanPhase.FINISHED:
         return None
-    # Imported only here: other jobs have no health check.
-    from dlrover_run.features.node_check.decision.model import HealthAssignment
+    # Imported only here: other jobs have no node check.
+    from dlrover_run.features.node_check.decision.model import NodeCheckAssignment
 
-    return HealthAssignment.get(end.assignment.parts).health if end.error is None and end.stopped_by is None else None
+    if end.error is not None or end.stopped_by is not None:
+        return None
+    return NodeCheckAssignment.get(end.assignment.parts).health
 
 
 def _explain_dismissal(node_health: NodeHealth) -> str:

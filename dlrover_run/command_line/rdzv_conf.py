@@ -89,8 +89,8 @@ class Key(NamedTuple):
 
     @property
     def rule(self) -> str:
-        """The field of `JobRules`, `HealthRules` or, with a prefix, `AutoscaleRules` that the key sets; empty without
-        one."""
+        """The field of `JobRules`, `NodeCheckRules` or, with a prefix, `AutoscaleRules` that the key sets; empty
+        without one."""
         return self.field if self.field in _RULES else ""
 
 
@@ -259,10 +259,10 @@ def rule_defaults() -> dict[str, Any]:
     """The default of each rule that a key can set."""
     # Imported only here: a launch does not wait for it.
     from dlrover_run.features.autoscale.rules import AutoscaleRules
-    from dlrover_run.features.node_check.rules import HealthRules
+    from dlrover_run.features.node_check.rules import NodeCheckRules
 
     autoscale = {AUTOSCALE + name: value for name, value in msgspec.structs.asdict(AutoscaleRules()).items()}
-    return {**msgspec.structs.asdict(JobRules()), **msgspec.structs.asdict(HealthRules()), **autoscale}
+    return {**msgspec.structs.asdict(JobRules()), **msgspec.structs.asdict(NodeCheckRules()), **autoscale}
 
 
 def parse(source: str, text: str) -> RdzvConf:
@@ -277,9 +277,9 @@ def parse(source: str, text: str) -> RdzvConf:
     autoscale = {name: rules.pop(name) for name in list(rules) if name.startswith(AUTOSCALE)}
     job_rules = replace(JobRules(), **rules)
     if timeout is not None:
-        from dlrover_run.features.node_check.rules import HealthRules
+        from dlrover_run.features.node_check.rules import NodeCheckRules
 
-        job_rules = replace(job_rules, parts=(HealthRules(check_timeout=timeout),))
+        job_rules = replace(job_rules, parts=(NodeCheckRules(check_timeout=timeout),))
     return RdzvConf(
         rules=job_rules,
         **_fields(source, parsed),

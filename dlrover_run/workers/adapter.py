@@ -1,4 +1,4 @@
-"""The torch adapter: the workers of each round on this node, the health check before them, and what is printed."""
+"""The torch adapter: the workers of each round on this node, the node check before them, and what is printed."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from dlrover_run.coordination.model import Assignment, Failure, NodePhase, NodeR
 from dlrover_run.coordination.requests import Action, OperatorRequest
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.coordination.status import JobStatus
-from dlrover_run.features.node_check.decision.model import HealthReport
+from dlrover_run.features.node_check.decision.model import NodeCheckReport
 from dlrover_run.features.node_check.rules import CHECK_ONCE
 from dlrover_run.rendezvous.client import AskFailed
 from dlrover_run.rendezvous.local import LocalClient
@@ -118,11 +118,11 @@ def the_success_of_all_workers_ends_the_job_for_good(backend: Backend) -> None:
 
 def a_node_is_checked_before_it_trains(backend: Backend) -> None:
     truth = Truth()
-    node = backend.node(part=HealthReport(check_port=2))
+    node = backend.node(part=NodeCheckReport(check_port=2))
     node.report(phase=NodePhase.WAITING)
     backend.until(lambda: node.assignment.waiting)
     assert node.assignment.ranks is None
-    node.part = HealthReport(compute_result=truth.compute(node.address), check_port=2)
+    node.part = NodeCheckReport(compute_result=truth.compute(node.address), check_port=2)
     node.report(phase=NodePhase.WAITING)
     backend.until(lambda: check_part(node.assignment).check_task)
     task = check_part(node.assignment).check_task
@@ -136,7 +136,7 @@ def a_node_is_checked_before_it_trains(backend: Backend) -> None:
 
 
 def a_node_that_never_computes_is_found_without_another_report(backend: Backend) -> None:
-    node = backend.node(part=HealthReport(check_port=2))
+    node = backend.node(part=NodeCheckReport(check_port=2))
     node.report(phase=NodePhase.WAITING)
     backend.until(lambda: check_part(node.assignment).health)
     assert check_part(node.assignment).health.dismissed
@@ -484,17 +484,17 @@ def named(fact: object) -> str | None:
 
 def an_unfit_plan_in_etcd_counts_as_no_plan(backend: Backend) -> None:
     """A check whose groups name a node that it does not have: by hand, or from another version."""
-    node = backend.node(part=HealthReport(check_port=2))
+    node = backend.node(part=NodeCheckReport(check_port=2))
     node.report(phase=NodePhase.WAITING)
     backend.until(lambda: node.assignment.waiting)
     truth = Truth()
-    node.part = HealthReport(compute_result=truth.compute(node.address), check_port=2)
+    node.part = NodeCheckReport(compute_result=truth.compute(node.address), check_port=2)
     node.report(phase=NodePhase.WAITING)
     backend.until(lambda: check_part(node.assignment).check_task)
     node.kill()
     backend.wait(60)
     backend.edit_plan(lambda plan: re.sub(rb'"groups":\[\[[0-9,\[\]]*\]\]', b'"groups":[[0,7]]', plan))
-    other = backend.node("b", part=HealthReport(check_port=2))
+    other = backend.node("b", part=NodeCheckReport(check_port=2))
     other.report(phase=NodePhase.WAITING)
     backend.until(lambda: other.assignment.waiting and other.assignment.epoch)
     backend.wait(10)
@@ -561,7 +561,7 @@ def test_a_node_with_a_node_rank_flag_is_not_checked() -> None:
     async def take_part() -> None:
         client = LocalClient(rules(2, 2, check=CHECK_ONCE), 1, lambda: None)
         report = NodeReport(node_id="a", incarnation="1", host="a", address="a.net", port=1, workers=2)
-        client.report(msgspec.structs.replace(report, parts=(HealthReport(check_port=2),)))
+        client.report(msgspec.structs.replace(report, parts=(NodeCheckReport(check_port=2),)))
         assert client.assignment.phase is PlanPhase.TRAINING
         assert client.assignment.ranks is not None
         assert client.assignment.ranks.node_rank == 1

@@ -23,8 +23,8 @@ from master_node import FAST, Bed, Ended, Node, grpc, serving, status
 
 from dlrover_run.coordination.model import NodePhase, Plan
 from dlrover_run.coordination.rules import JobRules
-from dlrover_run.features.node_check.decision.model import CheckKey, HealthCheck, HealthState
-from dlrover_run.features.node_check.rules import HealthRules
+from dlrover_run.features.node_check.decision.model import CheckKey, NodeCheck, NodeCheckState
+from dlrover_run.features.node_check.rules import NodeCheckRules
 from dlrover_run.master import job as job_module
 from dlrover_run.master import jobs, server, session
 from dlrover_run.master.journal import Journal
@@ -429,11 +429,11 @@ async def test_the_master_listens_only_on_the_given_address() -> None:
 @live
 async def test_a_journal_whose_plan_does_not_fit_is_refused_and_kept_until_it_is_moved_away(tmp_path: Path) -> None:
     """A check whose groups name a node that it does not have: by hand, or from another version."""
-    rules = msgspec.structs.replace(FAST, parts=(HealthRules(check=1),))
-    check = HealthCheck(key=CheckKey(), since=0.0, nodes=(), groups=((0, 7),))
+    rules = msgspec.structs.replace(FAST, parts=(NodeCheckRules(check=1),))
+    check = NodeCheck(key=CheckKey(), since=0.0, nodes=(), groups=((0, 7),))
     journal = Journal(tmp_path, "job")
     journal.take_over(rules, 1)
-    journal.append(Plan(epoch=1, parts=(HealthState(check=check, check_count=1),)))
+    journal.append(Plan(epoch=1, parts=(NodeCheckState(check=check, check_count=1),)))
     journal.close()
     path = journal.path
     async with serving(state_dir=tmp_path) as bed:

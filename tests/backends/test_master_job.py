@@ -20,7 +20,7 @@ from dlrover_run.coordination.model import Assignment, Failure, NodePhase, NodeR
 from dlrover_run.coordination.requests import Action, OperatorRequest, StackQuery
 from dlrover_run.coordination.rules import RESULT_RETENTION, JobRules
 from dlrover_run.coordination.validation import MAX_EPOCH, MAX_ROUND, config_mismatch
-from dlrover_run.features.node_check.decision.model import HealthReport
+from dlrover_run.features.node_check.decision.model import NodeCheckReport
 from dlrover_run.master.job import Job, RequestRefused
 from dlrover_run.master.journal import Journal
 from dlrover_run.transport.messages import (
@@ -76,8 +76,8 @@ class Bed:
     def join(self, *names: str, rules: JobRules | None = None, **fields: object) -> None:
         for name in names:
             line = Line()
-            self.job.join(line, status(name, **fold(HealthReport, fields)), rules or self.rules, self.now)
-            self.lines[name], self.statuses[name] = line, status(name, **fold(HealthReport, fields))
+            self.job.join(line, status(name, **fold(NodeCheckReport, fields)), rules or self.rules, self.now)
+            self.lines[name], self.statuses[name] = line, status(name, **fold(NodeCheckReport, fields))
         self.job.step(self.now)
         for name in names:
             # A node confirms at once which epoch it obeys.
@@ -86,7 +86,7 @@ class Bed:
 
     def report(self, name: str, **fields: object) -> bool:
         self.statuses[name] = msgspec.structs.replace(
-            self.statuses[name], **fold(HealthReport, fields, self.statuses[name].parts)
+            self.statuses[name], **fold(NodeCheckReport, fields, self.statuses[name].parts)
         )
         news = self.job.receive(self.lines[name], self.statuses[name], self.now)
         if news:

@@ -17,7 +17,7 @@ from dlrover_run.command_line.program import DLROVER_RUN
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.coordination.validation import config_mismatch
 from dlrover_run.features.node_check.flags import NODE_CHECK
-from dlrover_run.features.node_check.rules import CHECK_ALWAYS, CHECK_NEVER, CHECK_ONCE, HealthRules
+from dlrover_run.features.node_check.rules import CHECK_ALWAYS, CHECK_NEVER, CHECK_ONCE, NodeCheckRules
 
 
 @pytest.fixture(autouse=True)
@@ -26,8 +26,8 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     isolate(tmp_path, monkeypatch)
 
 
-def health(line: str, **environ: str) -> HealthRules:
-    """The health check rules of a job of several nodes."""
+def health(line: str, **environ: str) -> NodeCheckRules:
+    """The node check rules of a job of several nodes."""
     spec = job(f"--nnodes=2:4 {AT_NODE0} {line}", **environ)
     assert (spec.entrypoint.target, spec.entrypoint.args) == ("train.py", ("--lr",))
     return check_rules(spec.rules)
@@ -84,7 +84,7 @@ def test_every_link_is_measured_when_a_flag_requests_it(line: str, measured: int
 
 def test_the_straggler_threshold_and_its_consequence_are_rules() -> None:
     by_flag = health("--network-check --exclude-straggler --straggler-threshold=1.75 --rdzv-conf=check_timeout=30")
-    expected = HealthRules(check=CHECK_ONCE, exclude_stragglers=1, straggler_threshold=1.75, check_timeout=30)
+    expected = NodeCheckRules(check=CHECK_ONCE, exclude_stragglers=1, straggler_threshold=1.75, check_timeout=30)
     assert by_flag == expected
     by_variable = {"PET_NETWORK_CHECK": "1", "PET_EXCLUDE_STRAGGLER": "true", "PET_STRAGGLER_THRESHOLD": "1.75"}
     assert health("--rdzv-conf=check_timeout=30", **by_variable) == expected
@@ -92,7 +92,7 @@ def test_the_straggler_threshold_and_its_consequence_are_rules() -> None:
 
 def test_options_of_the_check_have_no_effect_without_it() -> None:
     found = check_rules(parsed("--exclude-straggler --straggler-threshold=3")[0].rules)
-    assert (found.exclude_stragglers, found.straggler_threshold) == (0, HealthRules().straggler_threshold)
+    assert (found.exclude_stragglers, found.straggler_threshold) == (0, NodeCheckRules().straggler_threshold)
     assert parsed("", PET_EXCLUDE_STRAGGLER="0")[1] == []
     assert parsed("", PET_EXCLUDE_STRAGGLER="1")[1] == ["PET_EXCLUDE_STRAGGLER has no effect without --network-check."]
 
@@ -109,7 +109,7 @@ def test_options_of_the_check_have_no_effect_without_it() -> None:
 def test_auto_config_uses_the_number_of_nodes_of_the_cluster(environ: dict[str, str], nodes: int, mode: int) -> None:
     spec = job(f"--auto_config {AT_NODE0}", **environ)
     assert spec.workers_per_node == 8
-    assert spec.rules == watched(JobRules(nodes, nodes, parts=(HealthRules(check=mode),) if mode else ()))
+    assert spec.rules == watched(JobRules(nodes, nodes, parts=(NodeCheckRules(check=mode),) if mode else ()))
 
 
 @pytest.mark.parametrize(("line", "environ"), [("", {"NODE_NUM": "1"}), ("--standalone", {})])
@@ -141,7 +141,7 @@ def test_auto_config_does_not_check_static_nodes() -> None:
 
 
 def test_a_difference_in_rules_is_reported_with_the_values_of_the_flags() -> None:
-    part = HealthRules(
+    part = NodeCheckRules(
         check=CHECK_ALWAYS, straggler_threshold=3, exclude_stragglers=1, measure_links=1, check_timeout=60
     )
     assert config_mismatch(JobRules(parts=(part,)), JobRules()) == (
@@ -156,7 +156,7 @@ def test_reported_differences_use_the_names_of_flags() -> None:
         for field in fields(JobRules)
         if field.name not in ("store", "detection_delay", "parts")
     }
-    part = HealthRules(**{name: value + 1 for name, value in msgspec.structs.asdict(HealthRules()).items()})
+    part = NodeCheckRules(**{name: value + 1 for name, value in msgspec.structs.asdict(NodeCheckRules()).items()})
     printed = config_mismatch(JobRules(), JobRules(**changed, parts=(part,))).partition(": ")[2].split("; ")
     named = {name.removeprefix("--") for name in (sentence.split()[0] for sentence in printed) if name.startswith("--")}
     assert named <= {flag.name for flag in TABLE}

@@ -17,7 +17,7 @@ from dlrover_run.command_line.program import DLROVER_RUN
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.features.local_nodes import network
 from dlrover_run.features.local_nodes.flags import LOCAL_CLUSTER, LOCAL_CUT_OFF_TIMEOUT, LOCAL_LAST_CALL_TIMEOUT
-from dlrover_run.features.node_check.rules import CHECK_ONCE, HealthRules
+from dlrover_run.features.node_check.rules import CHECK_ONCE, NodeCheckRules
 from dlrover_run.rendezvous import kinds
 from dlrover_run.spec import LocalSpec
 
@@ -40,7 +40,7 @@ def rules(least: int, most: int, **others: int) -> JobRules:
         "last_call_timeout": LOCAL_LAST_CALL_TIMEOUT,
         "cut_off_timeout": LOCAL_CUT_OFF_TIMEOUT,
     }
-    return watched(JobRules(least, most, **times, **fold(HealthRules, others)))
+    return watched(JobRules(least, most, **times, **fold(NodeCheckRules, others)))
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ from published_commands import (
 
 from dlrover_run.cli import parse
 from dlrover_run.coordination.rules import JobRules
-from dlrover_run.features.node_check.rules import CHECK_ONCE, HealthRules
+from dlrover_run.features.node_check.rules import CHECK_ONCE, NodeCheckRules
 from dlrover_run.spec import JobSpec, LocalSpec, SpecError
 from tf_ps_runner import cli as tf_ps_run
 
@@ -41,7 +41,7 @@ BLOCKS = {f"{document}: {name}": text for document, blocks in DOCUMENTS.items() 
 every_block = pytest.mark.parametrize("text", BLOCKS.values(), ids=BLOCKS)
 
 RULES = watched(
-    JobRules(3, 4, max_restarts=3, pend_timeout=600, parts=(HealthRules(check=CHECK_ONCE, exclude_stragglers=1),))
+    JobRules(3, 4, max_restarts=3, pend_timeout=600, parts=(NodeCheckRules(check=CHECK_ONCE, exclude_stragglers=1),))
 )
 """The rules that all blocks of both documents give."""
 

@@ -21,7 +21,7 @@ from dlrover_run.command_line.program import DLROVER_RUN
 from dlrover_run.coordination.bounds import NodeId
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.features.autoscale.rules import AutoscaleRules
-from dlrover_run.features.node_check.rules import CHECK_ONCE, HealthRules
+from dlrover_run.features.node_check.rules import CHECK_ONCE, NodeCheckRules
 from dlrover_run.features.registry import decode_part
 from dlrover_run.launch_request import LaunchRequest
 from dlrover_run.rendezvous import kinds
@@ -192,7 +192,9 @@ def test_keys_of_rdzv_conf_become_rules() -> None:
     line = f"--nnodes=2 --rdzv-endpoint=a --rdzv-conf={conf},keep_alive_max_attempt=6,check_timeout=7.5"
     for backend in ("c10d", "etcd"):
         assert parsed(f"{line} --rdzv-backend={backend}")[0].rules == watched(
-            JobRules(min_nodes=2, max_nodes=2, keep_alive_attempts=6, parts=(HealthRules(check_timeout=7.5),), **KEYS)
+            JobRules(
+                min_nodes=2, max_nodes=2, keep_alive_attempts=6, parts=(NodeCheckRules(check_timeout=7.5),), **KEYS
+            )
         )
 
 
@@ -205,7 +207,7 @@ def test_every_rule_has_a_key_or_a_flag() -> None:
     by_flag |= {"check", "straggler_threshold", "exclude_stragglers", "measure_links"}
     # In etcd the time of a lease, which the keep-alive keys set; and what a policy sets.
     by_place = {"detection_delay", "wanted_nodes"}
-    rules = {*JobRules.__struct_fields__} - {"parts"} | {*HealthRules.__struct_fields__} | of_autoscale
+    rules = {*JobRules.__struct_fields__} - {"parts"} | {*NodeCheckRules.__struct_fields__} | of_autoscale
     assert by_key | by_flag | by_place == rules
 
 
@@ -384,7 +386,7 @@ def test_a_configuration_of_several_nodes_is_the_same_job(here: Path, monkeypatc
             node_unit=2,
             max_restarts=3,
             join_timeout=60,
-            parts=(HealthRules(check=CHECK_ONCE, exclude_stragglers=1, straggler_threshold=1.5),),
+            parts=(NodeCheckRules(check=CHECK_ONCE, exclude_stragglers=1, straggler_threshold=1.5),),
         )
     )
     assert place_of(spec).master == kinds.Master("node0", 4000, is_host=True, token=SECRET)

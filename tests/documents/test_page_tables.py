@@ -20,7 +20,7 @@ from dlrover_run.coordination.rules import JobRules
 from dlrover_run.failures.causes import Cause
 from dlrover_run.features.events.records import AnyEvent, Event, name_of
 from dlrover_run.features.events.writer import KEPT_FILES, MAX_BYTES
-from dlrover_run.features.node_check.rules import HealthRules
+from dlrover_run.features.node_check.rules import NodeCheckRules
 
 FAULTS, _, TIMES = (DOCS / "failures.md").read_text().partition("## The times")
 EXPERIMENTS = (DOCS / "published-experiments.md").read_text()
@@ -79,7 +79,7 @@ def value_of(rule: str, backend: str) -> float:
     """The value of a rule in a job without given times."""
     command = ["--nnodes=2", f"--rdzv-backend={backend}", "--rdzv-endpoint=a", __file__]
     rules = parse(command, {}, warn=print).rules
-    value: float = getattr(rules if hasattr(rules, rule) else HealthRules.get(rules.parts), rule)
+    value: float = getattr(rules if hasattr(rules, rule) else NodeCheckRules.get(rules.parts), rule)
     return value
 
 

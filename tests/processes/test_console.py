@@ -245,10 +245,11 @@ def test_a_reader_that_closes_the_pipe_ends_neither_job_nor_launcher(tmp_path: P
 
 CHECKED_NODE = """
 import asyncio, os, sys
-from dlrover_run.features.node_check.node import HealthReporter
+from dlrover_run.features.node_check.node import NodeCheckReporter
 from dlrover_run.workers.reporter import ProgressReporter
 from dlrover_run.console import console
-from dlrover_run.features.node_check.decision.model import HealthAssignment, HealthProgress, HealthStatus, NodeHealth
+from dlrover_run.features.node_check.decision.model import NodeCheckAssignment, NodeCheckProgress
+from dlrover_run.features.node_check.decision.model import HealthStatus, NodeHealth
 from dlrover_run.coordination.model import Assignment, RankAssignment, RoundKey, Waiting
 from dlrover_run.words.reasons import sentence
 from dlrover_run.output.relay_client import RelayClient
@@ -265,7 +266,8 @@ def nodes(*verdicts):
     )
 
 def checking(*verdicts):
-    return Assignment(waiting=Waiting(sentence("round 1 of a node check"), None, (HealthProgress(nodes(*verdicts)),)))
+    parts = (NodeCheckProgress(nodes(*verdicts)),)
+    return Assignment(waiting=Waiting(sentence("round 1 of a node check"), None, parts))
 
 async def main(relay):
     relay.attach(print)
@@ -274,7 +276,7 @@ async def main(relay):
     columns = lambda: console.terminal_columns(2, "xterm")
     lines = console.Console(relay.write, columns, lambda: console.terminal_lines(2))
     spec = JobSpec(entrypoint=Entrypoint("program", "x", ()), run_id="x", rendezvous=kinds.Master("node0", 29400))
-    details = HealthReporter(spec, lines)
+    details = NodeCheckReporter(spec, lines)
     reporter = ProgressReporter(spec, lines, lambda: details)
     reporter.update(checking("pending", "pending"))
     await spoken.get()
@@ -290,7 +292,7 @@ async def main(relay):
     reporter.update(Assignment(
         ranks=RankAssignment(key=RoundKey(1, 1), restart_count=0, node_rank=0, nodes=2, workers=1, first_rank=0,
                   world_size=2, role_first_rank=0, role_world_size=2, store_address="a", store_port=1),
-        parts=(HealthAssignment(health_table=nodes("passed", "straggler")),),
+        parts=(NodeCheckAssignment(health_table=nodes("passed", "straggler")),),
     ))
     lines.info("this is the end")
     await relay.drain()

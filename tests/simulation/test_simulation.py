@@ -29,8 +29,8 @@ from dlrover_run.coordination.ranks import assign_ranks
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.features.node_check.decision import steps as health_steps
 from dlrover_run.features.node_check.decision.diagnosis import Diagnosis, Finding
-from dlrover_run.features.node_check.decision.model import HealthCheck, HealthStatus
-from dlrover_run.features.node_check.gate import HealthGate
+from dlrover_run.features.node_check.decision.model import HealthStatus, NodeCheck
+from dlrover_run.features.node_check.gate import NodeCheckGate
 from dlrover_run.master.jobs import Jobs
 from dlrover_run.master.journal import JournalContents
 from dlrover_run.rendezvous.client import AssignmentTracker
@@ -124,18 +124,18 @@ def take_whatever_is_new(self: AssignmentTracker, wanted: Assignment) -> bool:
 real_take_word = AssignmentTracker.take
 
 
-def diagnose_none(check: HealthCheck, threshold: float) -> Diagnosis:
+def diagnose_none(check: NodeCheck, threshold: float) -> Diagnosis:
     return Diagnosis(tuple(Finding(HealthStatus.PASSED) for _ in check.nodes))
 
 
-def diagnose_both_ends(check: HealthCheck, threshold: float) -> Diagnosis:
+def diagnose_both_ends(check: NodeCheck, threshold: float) -> Diagnosis:
     found = real_diagnose(check, threshold)
     ends = {end for link in check.link_facts if link.problem for end in link.ends}
     findings = (Finding(HealthStatus.FAULT) if place in ends else one for place, one in enumerate(found.findings))
     return dataclasses.replace(found, findings=tuple(findings))
 
 
-def diagnose_alone(check: HealthCheck, threshold: float) -> Diagnosis:
+def diagnose_alone(check: NodeCheck, threshold: float) -> Diagnosis:
     """Name only nodes that fail to compute: the others are found only by a comparison."""
     found = real_diagnose(check, threshold)
     alone = (
@@ -145,7 +145,7 @@ def diagnose_alone(check: HealthCheck, threshold: float) -> Diagnosis:
     return dataclasses.replace(found, findings=tuple(alone))
 
 
-def diagnose_links_alone(check: HealthCheck, threshold: float) -> Diagnosis:
+def diagnose_links_alone(check: NodeCheck, threshold: float) -> Diagnosis:
     found = real_diagnose(check, threshold)
     quick = (Finding(HealthStatus.PASSED) if one.status is HealthStatus.STRAGGLER else one for one in found.findings)
     return dataclasses.replace(found, findings=tuple(quick))
@@ -286,7 +286,7 @@ DEFECTS = {
     "two processes may have one id": Defect(patched((Coordinator, "refusal"), by=lambda self, key: None), master=48),
     "newcomers take part unchecked": Defect(
         patched(
-            (HealthGate, "joins"),
+            (NodeCheckGate, "joins"),
             by=lambda self, plan, living: [p for p in living if check_report(p.report).compute_result is not None],
         ),
         master=799,

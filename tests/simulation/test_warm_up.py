@@ -30,9 +30,9 @@ from dlrover_run.coordination.validation import config_mismatch
 from dlrover_run.features import Feature, registry
 from dlrover_run.features.hangs.stalls.rules import StallRules
 from dlrover_run.features.hangs.stragglers.rules import StragglerRules
-from dlrover_run.features.node_check.decision.model import HealthAssignment, HealthState
-from dlrover_run.features.node_check.gate import HealthGate
-from dlrover_run.features.node_check.rules import CHECK_NEVER, CHECK_ONCE, HealthRules
+from dlrover_run.features.node_check.decision.model import NodeCheckAssignment, NodeCheckState
+from dlrover_run.features.node_check.gate import NodeCheckGate
+from dlrover_run.features.node_check.rules import CHECK_NEVER, CHECK_ONCE, NodeCheckRules
 from dlrover_run.rendezvous.client import AssignmentTracker
 from dlrover_run.transport.messages import InvalidMessage, decode_rules, encode_rules
 from dlrover_run.words import reasons
@@ -74,14 +74,14 @@ def gate_of(*parts: RulesPart) -> Gate:
 def test_a_job_has_the_features_that_its_rules_ask_for() -> None:
     assert type(gate_of()) is OpenGate
     assert type(gate_of(WARM_UP)) is WarmUpGate
-    assert type(gate_of(HealthRules(check=CHECK_ONCE), WarmUpRules())) is HealthGate
+    assert type(gate_of(NodeCheckRules(check=CHECK_ONCE), WarmUpRules())) is NodeCheckGate
     watched = registry.job_of(
         JobRules(parts=combine((ClusterRules(), StallRules(watched=1), StragglerRules(watched=1))))
     )
     assert list(watched.observers) == ["stalls", "stragglers"]
     assert (type(watched.engine), watched.engine_name) == (ClusterEngine, NAME)
-    state = HealthState(check_count=1)
-    assert with_part((), state) == combine((HealthState(),), (state,)) == (state,)
+    state = NodeCheckState(check_count=1)
+    assert with_part((), state) == combine((NodeCheckState(),), (state,)) == (state,)
 
 
 def test_each_protocol_has_ten_methods_at_most() -> None:
@@ -91,12 +91,12 @@ def test_each_protocol_has_ten_methods_at_most() -> None:
 
 
 def test_a_record_holds_the_parts_of_several_features() -> None:
-    plan = Plan(parts=with_part((WarmUpState(3),), HealthState(check_count=1)))
-    assert decoded(plan) == plan == Plan(parts=with_part((HealthState(check_count=1),), WarmUpState(3)))
-    assert (WarmUpState.get(plan.parts).count, HealthState.get(plan.parts).check_count) == (3, 1)
+    plan = Plan(parts=with_part((WarmUpState(3),), NodeCheckState(check_count=1)))
+    assert decoded(plan) == plan == Plan(parts=with_part((NodeCheckState(check_count=1),), WarmUpState(3)))
+    assert (WarmUpState.get(plan.parts).count, NodeCheckState.get(plan.parts).check_count) == (3, 1)
     assert Cluster.find(plan.parts) is None
     changed = with_part(plan.parts, WarmUpState(4))
-    assert (WarmUpState.get(changed).count, HealthState.get(changed).check_count) == (4, 1)
+    assert (WarmUpState.get(changed).count, NodeCheckState.get(changed).check_count) == (4, 1)
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_a_node_keeps_and_remembers_the_part_of_each_feature() -> None:
 
 def test_parts_that_all_nodes_receive_alike_are_split_off_and_joined() -> None:
     order = NodeOrder(version=4, servers=("a:1",), hint=RecoveryHint(version=4))
-    whole = with_part((order,), HealthAssignment())
+    whole = with_part((order,), NodeCheckAssignment())
     common, own = split(whole)
     assert common
     assert join(own, common) == whole
@@ -145,7 +145,7 @@ def test_parts_that_all_nodes_receive_alike_are_split_off_and_joined() -> None:
 def test_at_most_one_feature_is_the_engine_and_one_the_gate() -> None:
     alone = ClusterRules()
     assert JobRules(parts=with_part((alone,), WARM_UP)).problem() == JobRules(parts=(alone,)).problem()
-    assert "two features" in str(JobRules(parts=combine((HealthRules(check=CHECK_ONCE), WARM_UP))).problem())
+    assert "two features" in str(JobRules(parts=combine((NodeCheckRules(check=CHECK_ONCE), WARM_UP))).problem())
     with patch.object(WarmUpRules, "kind", "engine"):
         assert "two features" in str(JobRules(parts=with_part((alone,), WARM_UP)).problem())
 

@@ -74,11 +74,11 @@ class NodeWaiting(Event, frozen=True, kw_only=True, tag="dlrover.node.waiting"):
 
 
 class CheckStarted(Event, frozen=True, kw_only=True, tag="dlrover.check.started"):
-    """The health check of this node has begun."""
+    """The node check of this node has begun."""
 
 
 class CheckEnded(Event, frozen=True, kw_only=True, tag="dlrover.check.ended"):
-    """The health check of this node has a result."""
+    """The node check of this node has a result."""
 
     status: str
     reason: str = ""

@@ -68,7 +68,7 @@ class Hooks(WorkersFeature):
                 "EXIT_CODE": str(failure.exit_status),
             }
             self._after_failure = self._services.start(self._run("after-failure", facts))
-            # A health check waits for it.
+            # A node check waits for it.
             self._after_failure.add_done_callback(lambda _: self._services.wake())
         return report
 

@@ -13,7 +13,7 @@ class TimePhase(enum.StrEnum):
     """What a place is doing.
 
     START: the agent and the processes of the first round begin. RENDEZVOUS: the node has no ranks, and waits for other
-    nodes or for its coordinator. CHECK: the health check. IMPORT: a worker runs, and has not reached its store, or,
+    nodes or for its coordinator. CHECK: the node check. IMPORT: a worker runs, and has not reached its store, or,
     where the log does not show that, its first step. INIT: it has reached its store, and its first step is not done.
     TRAIN: it works. STALLED: it makes no progress. LOST: it worked, and the result was lost, as the last checkpoint is
     older. RESTART: its round has ended, and the worker of the next one does not run yet. STOP: its work is done or has

@@ -49,7 +49,7 @@ _CHECK_FLAGS = (
     "straggler_threshold",
     "exclude_straggler",
 )
-"""Flags of the health check. Several turn it on, and others have an effect only with it."""
+"""Flags of the node check. Several turn it on, and others have an effect only with it."""
 
 AUTO_CONFIG_CHECK_NODES = 4
 """The number of nodes from which `--auto-config` turns the check on (as DLRover does)."""
@@ -65,7 +65,7 @@ def add_rules(flags: FlagValues, job: Draft, rules: JobRules) -> JobRules:
     """The rules with the options of the check. Raises SpecError for a check of nodes that do not communicate."""
     if not any(flags.explicit(name) or flags.is_on(name) for name in _CHECK_FLAGS):
         return rules
-    from dlrover_run.features.node_check.rules import CHECK_NEVER, CHECK_ONCE, HealthRules
+    from dlrover_run.features.node_check.rules import CHECK_NEVER, CHECK_ONCE, NodeCheckRules
 
     threshold = values.ratio(*flags.get("straggler_threshold"))
     level = int(flags.choice("precheck"))
@@ -104,7 +104,7 @@ def add_rules(flags: FlagValues, job: Draft, rules: JobRules) -> JobRules:
         # The other fields keep their defaults, so that nodes are not warned of a difference that has no effect.
         return rules
     part = replace(
-        HealthRules.get(rules.parts),
+        NodeCheckRules.get(rules.parts),
         check=mode,
         straggler_threshold=threshold,
         exclude_stragglers=int(flags.is_on("exclude_straggler")),

@@ -17,11 +17,11 @@ from dlrover_run.features.node_check import text
 from dlrover_run.features.node_check.decision import steps
 from dlrover_run.features.node_check.decision.model import (
     CheckKey,
-    HealthAssignment,
-    HealthProgress,
-    HealthState,
     HealthStatus,
     LinkRow,
+    NodeCheckAssignment,
+    NodeCheckProgress,
+    NodeCheckState,
     NodeHealth,
 )
 from dlrover_run.features.node_check.decision.round import (
@@ -34,19 +34,19 @@ from dlrover_run.features.node_check.decision.round import (
     tasks,
     without_check,
 )
-from dlrover_run.features.node_check.rules import CHECK_ALWAYS, HealthRules
+from dlrover_run.features.node_check.rules import CHECK_ALWAYS, NodeCheckRules
 from dlrover_run.words.reasons import Reasons
 
 MAX_DISMISSALS = 300
 """Characters of the causes of dismissals that waiting nodes are shown."""
 
 
-class HealthGate(Gate):
+class NodeCheckGate(Gate):
     """Checks nodes before they train, once or before each round."""
 
     def __init__(self, rules: JobRules) -> None:
         self.rules = rules
-        self.limits = HealthRules.get(rules.parts)
+        self.limits = NodeCheckRules.get(rules.parts)
 
     def healthy(self, plan: Plan, members: Members) -> list[MemberState]:
         return steps.eligible_nodes(plan, members)
@@ -86,7 +86,7 @@ class HealthGate(Gate):
         if check is None and len(members) == len(plan.members):
             return noted
         step = steps.check_during_training(self.limits, plan, members, now)
-        spare = (text.HealthCode.CHECKED_DURING_TRAINING(), text.HealthCode.PASSED_JOIN())
+        spare = (text.NodeCheckCode.CHECKED_DURING_TRAINING(), text.NodeCheckCode.PASSED_JOIN())
         return step._replace(log_lines=noted.log_lines + step.log_lines, spare=spare)
 
     def joins(self, plan: Plan, nodes: Sequence[MemberState]) -> list[MemberState]:
@@ -117,7 +117,7 @@ class HealthGate(Gate):
         again = msgspec.structs.replace(check, key=key, since=plan.clock)
         return steps.with_state(msgspec.structs.replace(plan, since=since), check=again)
 
-    def recovered(self, plan: Plan, members: Members) -> HealthState:
+    def recovered(self, plan: Plan, members: Members) -> NodeCheckState:
         """All members count as checked: they were, before they had ranks. Nodes that take no part in checks are known
         by that."""
         checked = tuple(
@@ -127,7 +127,7 @@ class HealthGate(Gate):
         )
         return msgspec.structs.replace(state_of(plan), health=checked)
 
-    def orders(self, plan: Plan, ranks: Mapping[NodeKey, RankAssignment]) -> Mapping[NodeKey, HealthAssignment]:
+    def orders(self, plan: Plan, ranks: Mapping[NodeKey, RankAssignment]) -> Mapping[NodeKey, NodeCheckAssignment]:
         """The task, the result, and for rank 0 the table of all results."""
         state = state_of(plan)
         if state.check is None and not state.health:
@@ -135,14 +135,14 @@ class HealthGate(Gate):
         given = {} if state.check is None or plan.phase in OVER else tasks(self.limits, state.check)
         results = {key_of(one): one for one in state.health}
         found = {
-            key: HealthAssignment(check_task=given.get(key), health=results.get(key))
+            key: NodeCheckAssignment(check_task=given.get(key), health=results.get(key))
             for key in dict.fromkeys([*given, *results])
         }
         if ranks:
             table, links = _tables(plan, state, results)
             first = plan.members[0].key
             found[first] = msgspec.structs.replace(
-                found.get(first, HealthAssignment()), health_table=table, link_table=links
+                found.get(first, NodeCheckAssignment()), health_table=table, link_table=links
             )
         return found
 
@@ -163,7 +163,7 @@ class HealthGate(Gate):
             waited_for = [check.nodes[place].host for place in awaited(check, members, found_at)]
             reasons = text.answers(check, waited_for, len(asked(check, members, found_at)))
             rows = text.shown(check_status(check, members), text.share_of(len(members)))
-            return Waiting(reasons, seconds, (HealthProgress(rows),))
+            return Waiting(reasons, seconds, (NodeCheckProgress(rows),))
         nodes = self.healthy(plan, members)
         if self.rules.size(len(nodes)) and not steps.computes_anew(self.limits, plan):
             silent = steps.computing(self.limits, plan, nodes, found_at)
@@ -178,7 +178,7 @@ def _has_succeeded(member: Member, plan: Plan, members: Members) -> bool:
 
 
 def _tables(
-    plan: Plan, state: HealthState, results: Mapping[NodeKey, NodeHealth]
+    plan: Plan, state: NodeCheckState, results: Mapping[NodeKey, NodeHealth]
 ) -> tuple[tuple[NodeHealth, ...], tuple[LinkRow, ...]]:
     """The results that a user is shown, in the order of ranks, and the links between those nodes."""
     ranked = [member.key for member in plan.members if member.key in results]
@@ -193,4 +193,4 @@ def _tables(
     return table, tuple(links)
 
 
-GATE = HealthGate
+GATE = NodeCheckGate

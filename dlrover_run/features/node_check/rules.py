@@ -1,4 +1,4 @@
-"""What is fixed for a job with a health check before it starts."""
+"""What is fixed for a job with a node check before it starts."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ import msgspec
 from dlrover_run.coordination.parts import Kind, RulesPart
 from dlrover_run.coordination.rules import NOT_FINITE, all_finite
 from dlrover_run.features.node_check.decision.model import (
-    HealthAssignment,
-    HealthProgress,
-    HealthReport,
-    HealthState,
+    NodeCheckAssignment,
+    NodeCheckProgress,
+    NodeCheckReport,
+    NodeCheckState,
 )
 
 STRAGGLER_THRESHOLD = 2.0
 """How many times slower than the others a node has to be to count as a straggler (as DLRover)."""
 
 CHECK_TIMEOUT = 120.0
-"""Seconds that a node has for one round of a health check, before what it does is ended and counts as failed. A link
+"""Seconds that a node has for one round of a node check, before what it does is ended and counts as failed. A link
 has a quarter of that. The work takes about two seconds; the rest is for a disk from which torch has never been read."""
 
 CHECK_NEVER, CHECK_ONCE, CHECK_ALWAYS = 0, 1, 2
 """When nodes are checked before they train: once in the life of each launcher, or before each round."""
 
 
-class HealthRules(msgspec.Struct, RulesPart, frozen=True, forbid_unknown_fields=True, tag="node_check"):
+class NodeCheckRules(msgspec.Struct, RulesPart, frozen=True, forbid_unknown_fields=True, tag="node_check"):
     """`check` is when nodes are checked. A node that is `straggler_threshold` times slower than the others is a
     straggler, which leaves with `exclude_stragglers` 1. With `measure_links` 1 every pair of nodes is linked, and the
     speeds are shown."""
@@ -63,4 +63,4 @@ class HealthRules(msgspec.Struct, RulesPart, frozen=True, forbid_unknown_fields=
         return None
 
 
-RECORDS = (HealthRules, HealthState, HealthReport, HealthAssignment, HealthProgress)
+RECORDS = (NodeCheckRules, NodeCheckState, NodeCheckReport, NodeCheckAssignment, NodeCheckProgress)

@@ -12,10 +12,10 @@ from dlrover_run.features.node_check.decision.model import (
     MAX_LINK_PROBLEM,
     MAX_LINK_ROWS,
     MAX_ROWS,
-    HealthCheck,
     HealthStatus,
     LinkFact,
     LinkRow,
+    NodeCheck,
     NodeHealth,
 )
 from dlrover_run.words.reasons import Code, ReasonCode, Reasons, register, shown_names
@@ -31,7 +31,7 @@ MAX_REASON = 160
 """Characters of the clause in one row of a table: with all the rows there are, they fit into one message."""
 
 
-class HealthCode(ReasonCode):
+class NodeCheckCode(ReasonCode):
     CHECKING = "checks {number:#node}, round {round}"
     PASSED = "the nodes have passed their check"
     DISMISSED = "{host} was dismissed by the node check: {why}"
@@ -43,7 +43,7 @@ class HealthCode(ReasonCode):
     CHECKED_DURING_TRAINING = "meanwhile the node check looks at those who have come"
 
 
-register(HealthCode, "health.")
+register(NodeCheckCode, "health.")
 
 _URGENCY = {
     HealthStatus.FAULT: 0,
@@ -54,14 +54,14 @@ _URGENCY = {
 }
 
 
-def checking(check: HealthCheck) -> Reasons:
+def checking(check: NodeCheck) -> Reasons:
     """The reason of a plan while a check runs."""
-    return (HealthCode.CHECKING(number=sum(not node.already_passed for node in check.nodes), round=check.key.round),)
+    return (NodeCheckCode.CHECKING(number=sum(not node.already_passed for node in check.nodes), round=check.key.round),)
 
 
-def answers(check: HealthCheck, missing: Sequence[str], asked: int) -> Reasons:
+def answers(check: NodeCheck, missing: Sequence[str], asked: int) -> Reasons:
     """The state of a round in which `asked` nodes have a task and the hosts `missing` have not answered."""
-    here = HealthCode.ANSWERS(round=check.key.round, answered=asked - len(missing), number=asked)
+    here = NodeCheckCode.ANSWERS(round=check.key.round, answered=asked - len(missing), number=asked)
     return (here, Code.MISSING(names=shown_names(missing))) if missing else (here,)
 
 
@@ -69,12 +69,12 @@ def not_computed(missing: Sequence[str], nodes: int) -> Reasons:
     """That a check is yet to begin, because the hosts `missing` of that many nodes have not computed. A single node is
     not named as missing."""
     if nodes == 1:
-        return (HealthCode.THIS_NODE(),)
-    here = HealthCode.RESULTS(answered=nodes - len(missing), number=nodes)
+        return (NodeCheckCode.THIS_NODE(),)
+    here = NodeCheckCode.RESULTS(answered=nodes - len(missing), number=nodes)
     return (here, Code.MISSING(names=shown_names(missing)))
 
 
-def elapsed(check: HealthCheck) -> dict[int, float]:
+def elapsed(check: NodeCheck) -> dict[int, float]:
     """Of each node that has computed: seconds per TFLOP of its slowest device and per GB of its slowest link."""
     speeds: dict[int, float] = {}
     for fact in check.compute_facts:
@@ -91,7 +91,7 @@ def elapsed(check: HealthCheck) -> dict[int, float]:
     }
 
 
-def round_lines(check: HealthCheck, failing: Collection[int]) -> list[str]:
+def round_lines(check: NodeCheck, failing: Collection[int]) -> list[str]:
     """The result of a round, with the text of DLRover's master; `failing` are the nodes that have not passed by now."""
     times = elapsed(check)
     slowest = sorted(times, key=lambda place: (-times[place], place))[:MAX_ROWS]
@@ -112,11 +112,11 @@ def dismissals(dismissed: Sequence[NodeHealth], limit: int = MAX_WHAT) -> Reason
     the causes may have together."""
     shown_nodes = dismissed[:MAX_DISMISSED_SHOWN]
     reasons = [
-        HealthCode.DISMISSED(host=one.host, why=(one.reason or str(one.status))[: limit // len(shown_nodes)])
+        NodeCheckCode.DISMISSED(host=one.host, why=(one.reason or str(one.status))[: limit // len(shown_nodes)])
         for one in shown_nodes
     ]
     more = len(dismissed) - len(shown_nodes)
-    return (*reasons, *((HealthCode.MORE_DISMISSED(number=more),) if more else ()))
+    return (*reasons, *((NodeCheckCode.MORE_DISMISSED(number=more),) if more else ()))
 
 
 def shown(nodes_health: Sequence[NodeHealth], most: int = MAX_ROWS) -> tuple[NodeHealth, ...]:

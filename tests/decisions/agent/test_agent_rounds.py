@@ -34,7 +34,7 @@ from dlrover_run.coordination.model import (
 )
 from dlrover_run.exit_reasons import ExitReason, ExitScheme
 from dlrover_run.failures.worker_exit import WorkerExit
-from dlrover_run.features.node_check.decision.model import HealthAssignment, HealthStatus, NodeHealth
+from dlrover_run.features.node_check.decision.model import HealthStatus, NodeCheckAssignment, NodeHealth
 from dlrover_run.training import mark_checkpoint
 from dlrover_run.words.reasons import Code, sentence
 from dlrover_run.workers import startup_probe
@@ -476,10 +476,10 @@ DRAINED = JobEnd(Assignment(), stopped_by=signal.SIGTERM, drained=True)
 
 
 def checked(assignment: Assignment, status: HealthStatus) -> Assignment:
-    """Return the assignment of a node with that result of the health check; a faulty node is dismissed."""
+    """Return the assignment of a node with that result of the node check; a faulty node is dismissed."""
     fault = status is HealthStatus.FAULT
     health = NodeHealth(node_id="n", incarnation="i", host="h", status=status, dismissed=fault)
-    return msgspec.structs.replace(assignment, parts=(HealthAssignment(health=health),))
+    return msgspec.structs.replace(assignment, parts=(NodeCheckAssignment(health=health),))
 
 
 RESULTS = {

@@ -14,7 +14,7 @@ from dlrover_run.coordination.model import Member, NodeKey, NodePhase, NodeRepor
 from dlrover_run.coordination.recovery import recover_plan
 from dlrover_run.coordination.round_ranks import rank_assignments
 from dlrover_run.coordination.rules import JobRules
-from dlrover_run.features.node_check.decision.model import HealthState
+from dlrover_run.features.node_check.decision.model import NodeCheckState
 from dlrover_run.features.node_check.decision.round import CHECK_MARGIN
 from dlrover_run.features.node_check.rules import CHECK_ONCE
 from dlrover_run.words.reasons import Code
@@ -211,7 +211,7 @@ class TestWhatAWaitingNodeReceives:
 def test_a_change_of_any_field_is_sent_to_the_nodes(field: str) -> None:
     """Also of a field that is added to the plan later, unless it is listed as a field that is not sent to nodes."""
     changed = msgspec.structs.replace(
-        Plan(), **{field: (HealthState(check_count=1),) if field == "parts" else object()}
+        Plan(), **{field: (NodeCheckState(check_count=1),) if field == "parts" else object()}
     )
     assert affects_nodes(Plan(), changed)
 

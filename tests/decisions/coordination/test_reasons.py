@@ -10,7 +10,7 @@ from command_lines import run_python
 
 from dlrover_run.features.autoscale.text import AutoscaleCode
 from dlrover_run.features.hangs.search.guilt import GuiltCode
-from dlrover_run.features.node_check.text import HealthCode
+from dlrover_run.features.node_check.text import NodeCheckCode
 from dlrover_run.features.survivors.text import SurvivorsCode
 from dlrover_run.words import reasons
 from dlrover_run.words.reasons import (
@@ -130,17 +130,17 @@ TEXTS: list[tuple[tuple[Reason, ...], str]] = [
         "ann@n01 asked for fewer nodes, so 1 node trains instead of 2",
     ),
     (
-        (HealthCode.RESULTS(answered=1, number=2), Code.MISSING(names=("b",))),
+        (NodeCheckCode.RESULTS(answered=1, number=2), Code.MISSING(names=("b",))),
         "node check: 1 of 2 nodes have computed; missing: b",
     ),
-    ((HealthCode.CHECKING(number=3, round=0),), "checks 3 nodes, round 0"),
+    ((NodeCheckCode.CHECKING(number=3, round=0),), "checks 3 nodes, round 0"),
     (
-        (HealthCode.ANSWERS(round=0, answered=2, number=3), Code.MISSING(names=("c",))),
+        (NodeCheckCode.ANSWERS(round=0, answered=2, number=3), Code.MISSING(names=("c",))),
         "node check, round 0: 2 of 3 nodes have answered; missing: c",
     ),
     (
         (
-            HealthCode.DISMISSED(host="a", why="failed to compute 2 times: its check process was killed by SIGKILL"),
+            NodeCheckCode.DISMISSED(host="a", why="failed to compute 2 times: its check process was killed by SIGKILL"),
             Code.NO_NODE_LEFT(),
         ),
         (
@@ -150,7 +150,7 @@ TEXTS: list[tuple[tuple[Reason, ...], str]] = [
     ),
     (
         (
-            HealthCode.DISMISSED(host="b", why="failed to compute 2 times: its check process was killed by SIGKILL"),
+            NodeCheckCode.DISMISSED(host="b", why="failed to compute 2 times: its check process was killed by SIGKILL"),
             Code.NODES_LEFT(number=3),
         ),
         (
@@ -160,16 +160,16 @@ TEXTS: list[tuple[tuple[Reason, ...], str]] = [
     ),
     (
         (
-            HealthCode.DISMISSED(host="b", why="computes wrongly: a product was off by 3"),
+            NodeCheckCode.DISMISSED(host="b", why="computes wrongly: a product was off by 3"),
             Code.NODES_OF(number=1, wanted="2"),
             Code.NAMED(names=("a",)),
         ),
         "b was dismissed by the node check: computes wrongly: a product was off by 3; 1 node of 2 is here: a",
     ),
-    ((HealthCode.PASSED(), Code.NO_NODE_LEFT()), "the nodes have passed their check, and no node is here any more"),
+    ((NodeCheckCode.PASSED(), Code.NO_NODE_LEFT()), "the nodes have passed their check, and no node is here any more"),
     (
         (
-            HealthCode.DISMISSED(host="a", why="computes wrongly: a product was off by 3"),
+            NodeCheckCode.DISMISSED(host="a", why="computes wrongly: a product was off by 3"),
             Code.NO_NODE_CAME(seconds=100.0, least=1),
         ),
         (
@@ -178,7 +178,7 @@ TEXTS: list[tuple[tuple[Reason, ...], str]] = [
         ),
     ),
     (
-        (Code.TRAINING(number=2), HealthCode.CHECKED_DURING_TRAINING()),
+        (Code.TRAINING(number=2), NodeCheckCode.CHECKED_DURING_TRAINING()),
         "2 nodes train; meanwhile the node check looks at those who have come",
     ),
     ((Code.NO_REPORT_YET(),), "no node has reported yet"),
@@ -206,12 +206,12 @@ TEXTS: list[tuple[tuple[Reason, ...], str]] = [
         "case one is lost",
     ),
     (
-        (Code.TRAINING(number=1), HealthCode.PASSED_JOIN()),
+        (Code.TRAINING(number=1), NodeCheckCode.PASSED_JOIN()),
         "1 node trains; those that have passed the node check take part in the next round",
     ),
-    ((HealthCode.THIS_NODE(),), "checking this node before training"),
+    ((NodeCheckCode.THIS_NODE(),), "checking this node before training"),
     (
-        (HealthCode.DISMISSED(host="a", why="fault"), HealthCode.MORE_DISMISSED(number=2)),
+        (NodeCheckCode.DISMISSED(host="a", why="fault"), NodeCheckCode.MORE_DISMISSED(number=2)),
         "a was dismissed by the node check: fault; and 2 others",
     ),
     ((Code.RESTARTS_USED(most=1),), "the one restart was used"),
@@ -244,14 +244,14 @@ def test_the_text_of_a_chain(given: tuple[Reason, ...], text: str) -> None:
     assert msgspec.json.decode(msgspec.json.encode(given), type=tuple[Reason, ...]) == given
 
 
-@pytest.mark.parametrize("kind", [Code, HealthCode, SurvivorsCode])
+@pytest.mark.parametrize("kind", [Code, NodeCheckCode, SurvivorsCode])
 def test_every_code_has_its_text_here(kind: type[reasons.ReasonCode]) -> None:
     shown = {one.code for given, _ in TEXTS for one in given}
     assert {code.code for code in kind} - shown <= {Code.SENTENCE.code}
 
 
 def test_no_two_codes_are_the_same() -> None:
-    for kind in (Code, HealthCode):
+    for kind in (Code, NodeCheckCode):
         assert len(kind.__members__) == len(list(kind))
 
 
@@ -261,7 +261,7 @@ def test_a_reason_of_another_version_is_shown_by_its_code() -> None:
 
 def test_a_reader_that_has_imported_no_policy_shows_the_texts_of_all() -> None:
     """`why` printed "health.passed" of a job that is over."""
-    reasons = (HealthCode.PASSED(), ClusterCode.NODES_HERE(number=2), GuiltCode.STOPPED())
+    reasons = (NodeCheckCode.PASSED(), ClusterCode.NODES_HERE(number=2), GuiltCode.STOPPED())
     script = (
         "import json, sys; from dlrover_run.words.reasons import Reason, render\n"
         "print(json.dumps([render((Reason(**one),)) for one in json.loads(sys.argv[1])]))"

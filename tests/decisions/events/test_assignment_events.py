@@ -23,8 +23,8 @@ from dlrover_run.features.events.records import (
 from dlrover_run.features.node_check.decision.model import (
     CheckKey,
     CheckTask,
-    HealthAssignment,
     HealthStatus,
+    NodeCheckAssignment,
     NodeHealth,
 )
 from dlrover_run.features.node_check.node import CheckEvents
@@ -123,12 +123,12 @@ def test_a_health_check_begins_with_the_first_task_and_ends_with_the_result() ->
     emitted = Emitted()
     check = CheckEvents(emitted)
     for part in (
-        HealthAssignment(),
-        HealthAssignment(check_task=task),
-        HealthAssignment(health=health(HealthStatus.PENDING)),
-        HealthAssignment(check_task=task, health=health(HealthStatus.PENDING)),
-        HealthAssignment(health=health(HealthStatus.STRAGGLER)),
-        HealthAssignment(health=health(HealthStatus.STRAGGLER)),
+        NodeCheckAssignment(),
+        NodeCheckAssignment(check_task=task),
+        NodeCheckAssignment(health=health(HealthStatus.PENDING)),
+        NodeCheckAssignment(check_task=task, health=health(HealthStatus.PENDING)),
+        NodeCheckAssignment(health=health(HealthStatus.STRAGGLER)),
+        NodeCheckAssignment(health=health(HealthStatus.STRAGGLER)),
     ):
         check.follow(part)
     assert emitted.events == [CheckStarted(), CheckEnded(status="straggler", reason="it is slow")]

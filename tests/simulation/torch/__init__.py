@@ -1,1 +1,1 @@
-"""Torch jobs in the simulation: workers that connect to the store of a round, and the health check."""
+"""Torch jobs in the simulation: workers that connect to the store of a round, and the node check."""

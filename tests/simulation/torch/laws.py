@@ -25,7 +25,7 @@ from dlrover_run.coordination.round_ranks import rank_assignments
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.coordination.status import JobStatus
 from dlrover_run.features.node_check.decision.diagnosis import ENOUGH_WITNESSES, MIN_WITNESSES
-from dlrover_run.features.node_check.decision.model import HealthCheck, HealthState, HealthStatus, NodeHealth
+from dlrover_run.features.node_check.decision.model import HealthStatus, NodeCheck, NodeCheckState, NodeHealth
 from dlrover_run.features.node_check.decision.pairing import MAX_ROUNDS
 from dlrover_run.features.node_check.decision.round import CHECK_MARGIN, key_of
 from dlrover_run.rendezvous.client import AskFailed
@@ -37,7 +37,7 @@ from simulation.torch.newcomer_laws import NewcomerLaws, preparing_newcomers, si
 
 
 class TorchLaws(Laws):
-    """Checks rounds, ranks, the restart budget and the health check. `found_kinds` has the kinds of problems that a
+    """Checks rounds, ranks, the restart budget and the node check. `found_kinds` has the kinds of problems that a
     check had to find."""
 
     def __init__(self, rules: JobRules, durable: bool, nodes_stay: bool, health: Health) -> None:
@@ -95,9 +95,9 @@ class TorchLaws(Laws):
             demand(not lacking, f"a job is finished only when all workers of its last round succeeded, not {lacking}")
 
     def _check_health(self, plan: Plan, after: Plan, present: Members, now: float) -> None:
-        """Check that a health check ends in time, and names the nodes with a problem, and no other node."""
+        """Check that a node check ends in time, and names the nodes with a problem, and no other node."""
         if not check_rules(self._rules).check:
-            demand(HealthState.find(after.parts) is None, "no node is checked without a reason")
+            demand(NodeCheckState.find(after.parts) is None, "no node is checked without a reason")
             return
         before, state = check_state(plan), check_state(after)
         if state.check is not None:
@@ -129,7 +129,7 @@ class TorchLaws(Laws):
         )
         demand(node_health.dismissed == leaves, f"a {status} is dismissed or not as was asked for")
 
-    def _check_what_must_be_found(self, check: HealthCheck, after: Plan) -> None:
+    def _check_what_must_be_found(self, check: NodeCheck, after: Plan) -> None:
         """If no node leaves during a check, and every node answers, it names all nodes that a comparison shows."""
         if not self.calm or (after.epoch, check.key.number) in self._disturbed:
             return

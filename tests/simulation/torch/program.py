@@ -15,7 +15,7 @@ from dlrover_run.coordination.rules import JobRules
 from dlrover_run.features.node_check.decision.diagnosis import MIN_WITNESSES
 from dlrover_run.features.node_check.decision.pairing import MAX_ROUNDS
 from dlrover_run.features.node_check.decision.round import CHECK_MARGIN
-from dlrover_run.features.node_check.rules import HealthRules
+from dlrover_run.features.node_check.rules import NodeCheckRules
 from simulation.nodes import job_spec
 from simulation.program import Outcome, Program
 from simulation.timeline import demand
@@ -62,7 +62,7 @@ def random_rules(random: Random) -> JobRules:
 
 
 class TorchProgram(Program):
-    """Workers of one round at a time, in some runs after a health check. `slow_stop` and `slow_start` are the seconds
+    """Workers of one round at a time, in some runs after a node check. `slow_stop` and `slow_start` are the seconds
     that workers take at most."""
 
     laws: TorchLaws
@@ -82,7 +82,7 @@ class TorchProgram(Program):
         rules = replace(
             random_rules(random),
             parts=(
-                HealthRules(
+                NodeCheckRules(
                     check=self.health.mode, check_timeout=CHECK_TIMEOUT, exclude_stragglers=self.health.exclude
                 ),
             ),

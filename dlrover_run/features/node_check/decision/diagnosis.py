@@ -20,7 +20,7 @@ from dlrover_run.features.node_check.decision.evidence import (
     lower_median_with,
     rank_speeds,
 )
-from dlrover_run.features.node_check.decision.model import MAX_PROBLEM, FlaggedNode, HealthCheck, HealthStatus
+from dlrover_run.features.node_check.decision.model import MAX_PROBLEM, FlaggedNode, HealthStatus, NodeCheck
 from dlrover_run.features.node_check.decision.notes import CheckText, Notes
 
 ENOUGH_WITNESSES = 3
@@ -77,7 +77,7 @@ class Diagnosis:
         )
 
 
-def diagnose(check: HealthCheck, threshold: float) -> Diagnosis:
+def diagnose(check: NodeCheck, threshold: float) -> Diagnosis:
     """The diagnosis from the facts of the check. A node that is at least `threshold` times slower than is usual is a
     straggler.
 

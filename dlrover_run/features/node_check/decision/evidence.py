@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, S
 
 import msgspec
 
-from dlrover_run.features.node_check.decision.model import CPU, ComputeFact, HealthCheck
+from dlrover_run.features.node_check.decision.model import CPU, ComputeFact, NodeCheck
 
 Pair = tuple[int, int]
 """Two checked nodes, the lower place first."""
@@ -43,7 +43,7 @@ class Evidence(msgspec.Struct, frozen=True):
     `link_tries` is how often the link of two has been tried.
     """
 
-    check: HealthCheck
+    check: NodeCheck
     tries: Mapping[int, tuple[ComputeFact, ...]]
     broken: frozenset[int]
     lost_accelerator: Mapping[int, str]
@@ -98,7 +98,7 @@ class Evidence(msgspec.Struct, frozen=True):
         return sum(speed is not None and self.are_comparable(other, node) for other, speed in met)
 
 
-def collect_evidence(check: HealthCheck) -> Evidence:
+def collect_evidence(check: NodeCheck) -> Evidence:
     present = [node for node, checked in enumerate(check.nodes) if checked.is_here]
     tries: dict[int, list[ComputeFact]] = {node: [] for node in present}
     for fact in check.compute_facts:
@@ -150,7 +150,7 @@ def _last_tries_on_cpu(tries: Sequence[ComputeFact]) -> int:
     return len(list(itertools.takewhile(lambda device: device == CPU, reversed(devices))))
 
 
-def _find_on_cpu(check: HealthCheck, tries: Mapping[int, Sequence[ComputeFact]]) -> dict[int, str]:
+def _find_on_cpu(check: NodeCheck, tries: Mapping[int, Sequence[ComputeFact]]) -> dict[int, str]:
     """The nodes that computed on the CPU in their last try where more than half of the others have an accelerator, the
     most common of which is named. No figure would show it to all: two CPUs beside two accelerators look like another
     kind of machine, and links between the two kinds never work."""
@@ -167,7 +167,7 @@ def _find_on_cpu(check: HealthCheck, tries: Mapping[int, Sequence[ComputeFact]])
     }
 
 
-def _find_kinds(check: HealthCheck, tries: Mapping[int, Sequence[ComputeFact]]) -> dict[int, Kind]:
+def _find_kinds(check: NodeCheck, tries: Mapping[int, Sequence[ComputeFact]]) -> dict[int, Kind]:
     """By the slowest device of each node's best try, whose speed is the node's: so nodes with several models are
     compared by the one that they wait for."""
     devices = {node: best.device for node, facts in tries.items() if (best := _best(facts)) is not None}
@@ -252,7 +252,7 @@ def group_by(nodes: Iterable[int], group_of: Callable[[int], Hashable]) -> list[
     return list(parts.values())
 
 
-def node_names(check: HealthCheck) -> list[str]:
+def node_names(check: NodeCheck) -> list[str]:
     """A name for each checked node: its host, and its place where two have the same host."""
     hosts = Counter(node.host for node in check.nodes)
     return [

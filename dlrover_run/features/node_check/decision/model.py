@@ -21,7 +21,7 @@ from dlrover_run.coordination.validation import MAX_ROUND, UNKNOWN_EPOCH, is_kno
 from dlrover_run.words.reasons import BoundedReasons
 
 MAX_PROBLEM = 500
-"""Characters of the sentence about what a health check found."""
+"""Characters of the sentence about what a node check found."""
 
 Problem = Annotated[str, Meta(max_length=MAX_PROBLEM)]
 # JSON has no infinity, and no device is that fast.
@@ -215,7 +215,7 @@ class FlaggedNode(msgspec.Struct, frozen=True):
     reason: str
 
 
-class HealthCheck(msgspec.Struct, frozen=True, kw_only=True):
+class NodeCheck(msgspec.Struct, frozen=True, kw_only=True):
     """A check that goes on: a part of the plan. Nodes are named by their place in `nodes`.
 
     In the round `key`, since job time `since`, those in `compute` compute and those of each of `groups` try the links
@@ -236,12 +236,12 @@ class HealthCheck(msgspec.Struct, frozen=True, kw_only=True):
     plan_reasons: BoundedReasons = ()
 
 
-class HealthState(msgspec.Struct, PlanPart, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="node_check"):
-    """The state of the health check; a part of the plan. `check` is the check that runs, `check_count` the number of
+class NodeCheckState(msgspec.Struct, PlanPart, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="node_check"):
+    """The state of the node check; a part of the plan. `check` is the check that runs, `check_count` the number of
     the last one, `health` what is known of each node, and `links` what is known of links between them, whose ends are
     places in `health`."""
 
-    check: HealthCheck | None = None
+    check: NodeCheck | None = None
     check_count: int = 0
     health: tuple[NodeHealth, ...] = ()
     links: tuple[LinkRow, ...] = ()
@@ -260,11 +260,11 @@ class HealthState(msgspec.Struct, PlanPart, frozen=True, kw_only=True, forbid_un
     def has_removed(self, nodes: Container[NodeKey]) -> bool:
         return any(one.dismissed and NodeKey(one.node_id, one.incarnation) in nodes for one in self.health)
 
-    def at_end(self) -> HealthState:
+    def at_end(self) -> NodeCheckState:
         return self if self.check is None else msgspec.structs.replace(self, check=None)
 
 
-class HealthReport(
+class NodeCheckReport(
     msgspec.Struct,
     ReportPart,
     frozen=True,
@@ -273,7 +273,7 @@ class HealthReport(
     omit_defaults=True,
     tag="node_check",
 ):
-    """What a node reports of its part in a health check: its latest results, and the port that it holds for the store
+    """What a node reports of its part in a node check: its latest results, and the port that it holds for the store
     of links, 0 without a check."""
 
     check_port: Port = 0
@@ -284,12 +284,12 @@ class HealthReport(
         keys = [result.key for result in (self.compute_result, self.link_result) if result is not None]
         if not all(is_known_epoch(key.epoch, plan) for key in keys):
             return UNKNOWN_EPOCH
-        if any(key.number > max(MAX_ROUND, HealthState.get(plan.parts).check_count) for key in keys):
+        if any(key.number > max(MAX_ROUND, NodeCheckState.get(plan.parts).check_count) for key in keys):
             return "a report names a node check that no job has"
         return None
 
 
-class HealthAssignment(
+class NodeCheckAssignment(
     msgspec.Struct,
     AssignmentPart,
     frozen=True,
@@ -298,7 +298,7 @@ class HealthAssignment(
     omit_defaults=True,
     tag="node_check",
 ):
-    """What a node is to try for a health check, and what is known of its health. The node with rank 0 also receives the
+    """What a node is to try for a node check, and what is known of its health. The node with rank 0 also receives the
     results of other nodes, and of the links between them, to print them."""
 
     check_task: CheckTask | None = None
@@ -324,5 +324,5 @@ class HealthAssignment(
         return self.health is not None and self.health.status is HealthStatus.PASSED
 
 
-class HealthProgress(msgspec.Struct, WaitingPart, frozen=True, forbid_unknown_fields=True, tag="node_check"):
+class NodeCheckProgress(msgspec.Struct, WaitingPart, frozen=True, forbid_unknown_fields=True, tag="node_check"):
     rows: Annotated[tuple[NodeHealth, ...], Meta(max_length=MAX_ROWS)] = ()

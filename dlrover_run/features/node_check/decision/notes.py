@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dlrover_run.features.node_check.decision.evidence import Evidence, Pair, SpeedRanking, group_by, node_names
-from dlrover_run.features.node_check.decision.model import HealthCheck
+from dlrover_run.features.node_check.decision.model import NodeCheck
 from dlrover_run.words.text import counted, join_names
 
 MAX_KINDS = 8
@@ -25,7 +25,7 @@ MAX_QUOTED_PROBLEM = 200
 class CheckText:
     """The names of the nodes of a check, and the causes of failed links."""
 
-    def __init__(self, check: HealthCheck) -> None:
+    def __init__(self, check: NodeCheck) -> None:
         self.names = node_names(check)
         self._problems = _first_problems(check)
 
@@ -39,7 +39,7 @@ class CheckText:
         return f" ({problem[:MAX_QUOTED_PROBLEM]})" if problem else ""
 
 
-def _first_problems(check: HealthCheck) -> Mapping[frozenset[int], str]:
+def _first_problems(check: NodeCheck) -> Mapping[frozenset[int], str]:
     """Of each node, and of each two that have tried a link, the problem of the first of their links that failed."""
     problems: dict[frozenset[int], str] = {}
     for fact in check.link_facts:

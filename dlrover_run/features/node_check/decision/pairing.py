@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from dlrover_run.features.node_check.decision.diagnosis import ENOUGH_WITNESSES, Diagnosis, diagnose
 from dlrover_run.features.node_check.decision.evidence import Evidence, Pair, collect_evidence, group_by
-from dlrover_run.features.node_check.decision.model import HealthCheck, HealthStatus
+from dlrover_run.features.node_check.decision.model import HealthStatus, NodeCheck
 from dlrover_run.features.node_check.rules import STRAGGLER_THRESHOLD
 
 MAX_ROUNDS = 6
@@ -46,7 +46,7 @@ class RoundTasks(NamedTuple):
     groups: Groups
 
 
-def first_round(check: HealthCheck, measure_links: bool, threshold: float = STRAGGLER_THRESHOLD) -> RoundTasks:
+def first_round(check: NodeCheck, measure_links: bool, threshold: float = STRAGGLER_THRESHOLD) -> RoundTasks:
     """What is tried first; `compute_facts` has what the nodes computed by themselves.
 
     A node that failed or was slow at it computes again. One that failed does nothing else in this round, so that no
@@ -56,7 +56,7 @@ def first_round(check: HealthCheck, measure_links: bool, threshold: float = STRA
     return RoundTasks(diagnose(check, threshold).compute_again, _first_groups(evidence, measure_links))
 
 
-def next_round(check: HealthCheck, diagnosis: Diagnosis, measure_links: bool) -> RoundTasks | None:
+def next_round(check: NodeCheck, diagnosis: Diagnosis, measure_links: bool) -> RoundTasks | None:
     """What is tried after the round `check.key`, which is among the facts already; None when the check is over."""
     evidence = collect_evidence(check)
     following = check.key.round + 1

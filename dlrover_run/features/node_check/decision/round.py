@@ -22,16 +22,16 @@ from dlrover_run.features.node_check.decision.model import (
     CheckTask,
     ComputeFact,
     ComputeResult,
-    HealthCheck,
-    HealthReport,
-    HealthState,
     HealthStatus,
     LinkEnd,
     LinkFact,
     LinkResults,
+    NodeCheck,
+    NodeCheckReport,
+    NodeCheckState,
     NodeHealth,
 )
-from dlrover_run.features.node_check.rules import HealthRules
+from dlrover_run.features.node_check.rules import NodeCheckRules
 
 CHECK_MARGIN = 15.0
 """Seconds that a node has beyond `check_timeout`, at which it ends what it tries and reports so. One that has reported
@@ -47,12 +47,12 @@ def health_of(node: CheckedNode | Member | NodeReport, status: HealthStatus, **f
     return NodeHealth(node_id=node.node_id, incarnation=node.incarnation, host=node.host, status=status, **found)
 
 
-def state_of(plan: Plan) -> HealthState:
-    return HealthState.get(plan.parts)
+def state_of(plan: Plan) -> NodeCheckState:
+    return NodeCheckState.get(plan.parts)
 
 
-def report_of(p: MemberState) -> HealthReport:
-    return HealthReport.get(p.report.parts)
+def report_of(p: MemberState) -> NodeCheckReport:
+    return NodeCheckReport.get(p.report.parts)
 
 
 def without_check(p: MemberState) -> bool:
@@ -60,12 +60,12 @@ def without_check(p: MemberState) -> bool:
     return p.connected and not report_of(p).check_port and report_of(p).compute_result is None
 
 
-def asked(check: HealthCheck, members: Members, now: float) -> set[int]:
+def asked(check: NodeCheck, members: Members, now: float) -> set[int]:
     """The nodes that have something to try in this round, and are here."""
     return _here(check, members, now) & _asked(check)
 
 
-def awaited(check: HealthCheck, members: Members, now: float) -> list[int]:
+def awaited(check: NodeCheck, members: Members, now: float) -> list[int]:
     """The nodes that the round still waits for. A node that is gone is not awaited, nor are links with it alone."""
     here = _here(check, members, now)
     compute = {*check.compute}
@@ -79,7 +79,7 @@ def awaited(check: HealthCheck, members: Members, now: float) -> list[int]:
     return found
 
 
-def check_status(check: HealthCheck, members: Members) -> list[NodeHealth]:
+def check_status(check: NodeCheck, members: Members) -> list[NodeHealth]:
     """What a user is shown of each node while the check goes on: its best so far, and what failed last; of a
     flagged one its status, and why."""
     tflops: dict[int, float] = {}
@@ -117,7 +117,7 @@ def check_status(check: HealthCheck, members: Members) -> list[NodeHealth]:
     ]
 
 
-def tasks(rules: HealthRules, check: HealthCheck) -> dict[NodeKey, CheckTask]:
+def tasks(rules: NodeCheckRules, check: NodeCheck) -> dict[NodeKey, CheckTask]:
     """What each node shall try in this round. The links of a group are tried in one order by all its members."""
     ends = [LinkEnd(place, node.address, node.port, node.workers) for place, node in enumerate(check.nodes)]
     compute = {*check.compute}
@@ -153,7 +153,7 @@ def _answers(result: ComputeResult | LinkResults | None, key: CheckKey) -> bool:
     return result is not None and result.key == key
 
 
-def _here(check: HealthCheck, members: Members, now: float) -> set[int]:
+def _here(check: NodeCheck, members: Members, now: float) -> set[int]:
     """The places of the nodes that still take part; one whose connection has just broken may be back in a moment.
 
     One that was lost since the round began and is back again got its task too late: the others did not meet it.
@@ -163,18 +163,18 @@ def _here(check: HealthCheck, members: Members, now: float) -> set[int]:
     return {place for place, p in here.items() if p.joined_at <= check.since}
 
 
-def _asked(check: HealthCheck) -> set[int]:
+def _asked(check: NodeCheck) -> set[int]:
     return {*check.compute, *itertools.chain.from_iterable(check.groups)}
 
 
-def _round_links(check: HealthCheck) -> list[tuple[int, int]]:
+def _round_links(check: NodeCheck) -> list[tuple[int, int]]:
     links: list[tuple[int, int]] = []
     for group in check.groups:
         links += [(group[0], group[0])] if len(group) == 1 else itertools.combinations(sorted(group), 2)
     return links
 
 
-def add_facts(rules: HealthRules, check: HealthCheck, members: Members, now: float) -> HealthCheck:
+def add_facts(rules: NodeCheckRules, check: NodeCheck, members: Members, now: float) -> NodeCheck:
     here = _here(check, members, now)
     result = {place: report_of(members[key_of(check.nodes[place])]) for place in here & _asked(check)}
     late = {*awaited(check, members, now)}
@@ -223,7 +223,7 @@ def _left_out(ends: tuple[int, int], answers: Mapping[int, LinkResults]) -> bool
     )
 
 
-def _link(check: HealthCheck, ends: tuple[int, int], answers: Mapping[int, LinkResults], waited: float) -> LinkFact:
+def _link(check: NodeCheck, ends: tuple[int, int], answers: Mapping[int, LinkResults], waited: float) -> LinkFact:
     """One link from the reports of both ends: it failed if either reports so or nothing, and its speed is the lower
     one."""
     one, other = ends

@@ -1,4 +1,4 @@
-"""The steps of a health check inside `decide`: which nodes are checked, what each round found, and what follows.
+"""The steps of a node check inside `decide`: which nodes are checked, what each round found, and what follows.
 
 A check is in the plan from its begin to its end, so a successor continues it. What a node computes before it has a task
 counts once, at the begin of its first check; where nodes are checked before each round all compute again, by task, once
@@ -22,9 +22,9 @@ from dlrover_run.features.node_check.decision.model import (
     CheckedNode,
     CheckKey,
     ComputeFact,
-    HealthCheck,
-    HealthState,
     HealthStatus,
+    NodeCheck,
+    NodeCheckState,
     NodeHealth,
 )
 from dlrover_run.features.node_check.decision.pairing import MAX_ROUNDS, RoundTasks, first_round, next_round
@@ -39,7 +39,7 @@ from dlrover_run.features.node_check.decision.round import (
     state_of,
     without_check,
 )
-from dlrover_run.features.node_check.rules import CHECK_ALWAYS, HealthRules
+from dlrover_run.features.node_check.rules import CHECK_ALWAYS, NodeCheckRules
 from dlrover_run.words.reasons import chain, render
 
 WITHOUT_CHECK = "it was started without --network-check"
@@ -51,13 +51,13 @@ node leaves as soon as it receives its dismissal, so hardly one ever comes back.
 
 
 def update(plan: Plan, now: float, **changes: Any) -> Plan:
-    """The plan with those changes of it and of the state of the health check, written at job time `now`."""
-    own = {name: changes.pop(name) for name in HealthState.__struct_fields__ if name in changes}
+    """The plan with those changes of it and of the state of the node check, written at job time `now`."""
+    own = {name: changes.pop(name) for name in NodeCheckState.__struct_fields__ if name in changes}
     return update_plan(plan, now, part=msgspec.structs.replace(state_of(plan), **own), **changes)
 
 
 def with_state(plan: Plan, **changes: Any) -> Plan:
-    """The plan with those changes of the state of the health check, and the time at which it was written."""
+    """The plan with those changes of the state of the node check, and the time at which it was written."""
     return update(plan, plan.clock, **changes)
 
 
@@ -102,7 +102,7 @@ def prune(plan: Plan, members: Members, now: float) -> Plan:
     return update(plan, now, health=tuple(state.health[place] for place in kept), links=links)
 
 
-def computing(rules: HealthRules, plan: Plan, alive: Iterable[MemberState], now: float) -> list[MemberState]:
+def computing(rules: NodeCheckRules, plan: Plan, alive: Iterable[MemberState], now: float) -> list[MemberState]:
     """The nodes that a check waits for: they are to be checked, and still have time for their first measurement."""
     known = {key_of(node_health) for node_health in state_of(plan).health}
     return [
@@ -113,7 +113,7 @@ def computing(rules: HealthRules, plan: Plan, alive: Iterable[MemberState], now:
 
 
 def begin(
-    rules: HealthRules, plan: Plan, ranked: Sequence[MemberState], spares: Iterable[MemberState], now: float
+    rules: NodeCheckRules, plan: Plan, ranked: Sequence[MemberState], spares: Iterable[MemberState], now: float
 ) -> Plan | None:
     """The plan with a check of the nodes that would have ranks in a round formed now, in that order, and of the
     `spares` that have computed; None when all nodes with ranks are checked."""
@@ -133,7 +133,7 @@ def begin(
     return update(plan, now, key=key, check=check, check_count=check.key.number, reasons=text.checking(check))
 
 
-def step(rules: HealthRules, plan: Plan, members: Members, now: float) -> Step:
+def step(rules: NodeCheckRules, plan: Plan, members: Members, now: float) -> Step:
     """Continue the plan's check as far as the results that were reported allow; at its end the plan has no check."""
     lines: tuple[str, ...] = ()
     while (check := state_of(plan).check) is not None:
@@ -154,7 +154,7 @@ def step(rules: HealthRules, plan: Plan, members: Members, now: float) -> Step:
     return Step(plan, (), lines)
 
 
-def check_during_training(rules: HealthRules, plan: Plan, members: Members, now: float) -> Step:
+def check_during_training(rules: NodeCheckRules, plan: Plan, members: Members, now: float) -> Step:
     """Check newcomers while others train: by their first measurement, and again where that is in doubt."""
     lines: tuple[str, ...] = ()
     deadlines: tuple[Deadline, ...] = ()
@@ -180,16 +180,16 @@ def check_during_training(rules: HealthRules, plan: Plan, members: Members, now:
     return Step(plan, deadlines, lines)
 
 
-def computes_anew(rules: HealthRules, plan: Plan) -> bool:
+def computes_anew(rules: NodeCheckRules, plan: Plan) -> bool:
     """Whether what nodes computed before the check does not count in it."""
     return rules.check == CHECK_ALWAYS and plan.key.number > 0
 
 
-def computes_until(rules: HealthRules, p: MemberState) -> float:
+def computes_until(rules: NodeCheckRules, p: MemberState) -> float:
     return p.joined_at + rules.check_timeout + CHECK_MARGIN
 
 
-def _new_check(rules: HealthRules, plan: Plan, nodes: Sequence[MemberState], now: float, anew: bool) -> HealthCheck:
+def _new_check(rules: NodeCheckRules, plan: Plan, nodes: Sequence[MemberState], now: float, anew: bool) -> NodeCheck:
     """A check of the nodes that take part in one, before its first round, with the speeds that are known."""
     nodes = [p for p in nodes if not without_check(p)]
     known = {key_of(node_health): node_health for node_health in state_of(plan).health}
@@ -217,10 +217,10 @@ def _new_check(rules: HealthRules, plan: Plan, nodes: Sequence[MemberState], now
         for p in nodes
     )
     key = CheckKey(plan.epoch, state_of(plan).check_count + 1, 0)
-    return HealthCheck(key=key, since=now, nodes=checked_nodes, compute_facts=tuple(facts), plan_reasons=plan.reasons)
+    return NodeCheck(key=key, since=now, nodes=checked_nodes, compute_facts=tuple(facts), plan_reasons=plan.reasons)
 
 
-def _next_tasks(rules: HealthRules, check: HealthCheck, diagnosis: Diagnosis) -> RoundTasks | None:
+def _next_tasks(rules: NodeCheckRules, check: NodeCheck, diagnosis: Diagnosis) -> RoundTasks | None:
     if not check.during_training:
         return next_round(check, diagnosis, bool(rules.measure_links))
     # A link would slow down the nodes that train.
@@ -228,7 +228,7 @@ def _next_tasks(rules: HealthRules, check: HealthCheck, diagnosis: Diagnosis) ->
     return RoundTasks(diagnosis.compute_again, ()) if goes_on else None
 
 
-def _continue(plan: Plan, check: HealthCheck, tasks: RoundTasks, now: float) -> Plan:
+def _continue(plan: Plan, check: NodeCheck, tasks: RoundTasks, now: float) -> Plan:
     key = CheckKey(plan.epoch, check.key.number, check.key.round + 1)
     further = msgspec.structs.replace(check, key=key, since=now, compute=tasks.compute, groups=tasks.groups)
     if check.during_training:
@@ -236,13 +236,13 @@ def _continue(plan: Plan, check: HealthCheck, tasks: RoundTasks, now: float) -> 
     return update(plan, now, check=further, since=waiting_since(plan, check, now), reasons=text.checking(further))
 
 
-def waiting_since(plan: Plan, check: HealthCheck, now: float) -> float:
+def waiting_since(plan: Plan, check: NodeCheck, now: float) -> float:
     """Since when the nodes wait for others: the time of a check does not count towards their timeout."""
     return plan.since + (now - check.since)
 
 
 def _conclude(
-    rules: HealthRules, plan: Plan, check: HealthCheck, diagnosis: Diagnosis, now: float
+    rules: NodeCheckRules, plan: Plan, check: NodeCheck, diagnosis: Diagnosis, now: float
 ) -> tuple[Plan, tuple[str, ...]]:
     """The plan with the result of each checked node that is here, and lines for the log."""
     places = {key_of(node_health): place for place, node_health in enumerate(state_of(plan).health)}
@@ -280,7 +280,7 @@ def _conclude(
         changes["links"] = tuple(link for link in state_of(plan).links if (link.one, link.other) not in fresh) + rows
     if not check.during_training:
         before = check.plan_reasons if plan.key.number or state_of(plan).check_count > 1 else ()
-        changes["reasons"] = chain(before, *text.dismissals(dismissed)) or (text.HealthCode.PASSED(),)
+        changes["reasons"] = chain(before, *text.dismissals(dismissed)) or (text.NodeCheckCode.PASSED(),)
         # From a dismissal on the others wait for a node in the place of the one that leaves.
         changes["since"] = now if dismissed else waiting_since(plan, check, now)
     return update(plan, now, **changes), lines

@@ -1,6 +1,6 @@
-"""The health checks of this node: its tasks are carried out, and what they find is printed, logged and kept.
+"""The node checks of this node: its tasks are carried out, and what they find is printed, logged and kept.
 
-Imported only by an agent whose job has a health check.
+Imported only by an agent whose job has a node check.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from dlrover_run.console.console import Console, DrawTable
 from dlrover_run.coordination.model import Assignment, NodeReport, PlanPhase, RankAssignment, Waiting
 from dlrover_run.features.events.records import CheckEnded, CheckStarted, Events
 from dlrover_run.features.node_check.decision.model import (
-    HealthAssignment,
-    HealthProgress,
     HealthStatus,
     LinkRow,
+    NodeCheckAssignment,
+    NodeCheckProgress,
     NodeHealth,
 )
 from dlrover_run.features.node_check.node import health_table
-from dlrover_run.features.node_check.node.health_check import HealthCheckRunner
+from dlrover_run.features.node_check.node.check_runner import NodeCheckRunner
 from dlrover_run.features.node_check.node.health_file import HealthFile
 from dlrover_run.features.node_check.node.machine import severe_node_problems
-from dlrover_run.features.node_check.rules import CHECK_ALWAYS, HealthRules
+from dlrover_run.features.node_check.rules import CHECK_ALWAYS, NodeCheckRules
 from dlrover_run.spec import JobSpec
 from dlrover_run.workers.feature import WorkersFeature
 
@@ -33,24 +33,24 @@ _BAD = frozenset({HealthStatus.STRAGGLER, HealthStatus.FAULT})
 
 
 class NodeChecks(WorkersFeature):
-    """All that this node does for the health checks of its job."""
+    """All that this node does for the node checks of its job."""
 
     def __init__(self, services: AgentServices, tasks: FrameworkAdapter[Any]) -> None:
         super().__init__(services, tasks)
         spec, log = services.job, services.console.info
-        self._runner = HealthCheckRunner(
+        self._runner = NodeCheckRunner(
             spec, tasks.starter, services.orphans.paused, services.wake, partial(severe_node_problems, spec, log), log
         )
         self._events = CheckEvents(services.events)
         self._file = HealthFile(services.run_dir, log)
-        self.wait_details = HealthReporter(spec, services.console)
+        self.wait_details = NodeCheckReporter(spec, services.console)
 
     @property
     def pids(self) -> set[int]:
         return self._runner.pids
 
     def follow(self, assignment: Assignment, ends: bool) -> None:
-        part = HealthAssignment.get(assignment.parts)
+        part = NodeCheckAssignment.get(assignment.parts)
         self._events.follow(part)
         if not self._services.shutdown.wanted:
             self._file.follow(assignment, self._runner.devices)
@@ -80,7 +80,7 @@ class CheckEvents:
         self._events = events
         self._running = False
 
-    def follow(self, part: HealthAssignment) -> None:
+    def follow(self, part: NodeCheckAssignment) -> None:
         """Take the latest assignment; the same one may come again. Between two rounds of a check the node may have
         neither a task nor a result."""
         health = part.health
@@ -93,12 +93,12 @@ class CheckEvents:
             self._running = False
 
 
-class HealthReporter:
-    """Prints the state and the result of each health check on `console`."""
+class NodeCheckReporter:
+    """Prints the state and the result of each node check on `console`."""
 
     def __init__(self, spec: JobSpec, console: Console) -> None:
         self._single_node = spec.rules.max_nodes == 1
-        self._rules = HealthRules.get(spec.rules.parts)
+        self._rules = NodeCheckRules.get(spec.rules.parts)
         self._console = console
         self._reported_restarts = 0
         self._rows: tuple[NodeHealth, ...] = ()
@@ -118,7 +118,7 @@ class HealthReporter:
 
     def table(self, waiting: Waiting) -> DrawTable | None:
         """What draws the nodes of a check that runs; None if none does."""
-        rows = HealthProgress.get(waiting.parts).rows
+        rows = NodeCheckProgress.get(waiting.parts).rows
         if not rows:
             return None
         return lambda columns, lines: health_table.render_live_table(rows, columns, lines, self._console.color)
@@ -126,7 +126,7 @@ class HealthReporter:
     def news(self, waiting: Waiting) -> None:
         """On a console without a live table, print a line for each node that has just failed. Nodes that pass are
         printed at the end of the check."""
-        rows = HealthProgress.get(waiting.parts).rows
+        rows = NodeCheckProgress.get(waiting.parts).rows
         if not rows:
             return
         known = {(row.node_id, row.incarnation): row.status for row in self._rows}
@@ -140,7 +140,7 @@ class HealthReporter:
     def after(self, assignment: Assignment) -> None:
         """Print the table on the node with rank 0, and one line on the others. A round without a check only has fewer
         nodes or another order of them, which prints nothing."""
-        part = HealthAssignment.get(assignment.parts)
+        part = NodeCheckAssignment.get(assignment.parts)
         node_health, others = part.health, part.health_table
         page = self._console.width, self._console.color
         if (

@@ -1,4 +1,4 @@
-"""The processes of a health check: one for each local rank, which computes and tests links on request.
+"""The processes of a node check: one for each local rank, which computes and tests links on request.
 
 They run `dlrover_run/features/node_check/check`, by its path and in the user's interpreter, in which this project may
 not be installed. Requests are written to standard input and answers read from standard output, one JSON object a line.

@@ -39,9 +39,9 @@ from msgspec.structs import replace
 from dlrover_run.coordination.model import Assignment
 from dlrover_run.features.node_check.decision.model import (
     DeviceSpeed,
-    HealthAssignment,
     HealthStatus,
     LinkRow,
+    NodeCheckAssignment,
     NodeHealth,
 )
 from dlrover_run.output.run_directory import RunDir
@@ -81,7 +81,7 @@ class HealthFile:
     def follow(self, wanted: Assignment, devices: Sequence[DeviceSpeed]) -> None:
         """Write the result of a check and the speeds of this node's devices if they have changed. A node that has lost
         its ranks keeps its knowledge of the others."""
-        part = HealthAssignment.get(wanted.parts)
+        part = NodeCheckAssignment.get(wanted.parts)
         if self._directory is None or part.health is None or part.health.status is HealthStatus.PENDING:
             return
         result = HealthResult(part.health, tuple(devices), part.health_table, part.link_table)

@@ -17,7 +17,7 @@ from dlrover_run.features.autoscale.model import (
     Measurement,
 )
 from dlrover_run.features.autoscale.observer import KEEPERS
-from dlrover_run.features.node_check.rules import CHECK_ONCE, HealthRules
+from dlrover_run.features.node_check.rules import CHECK_ONCE, NodeCheckRules
 from dlrover_run.features.registry import job_of
 from dlrover_run.words.reasons import codes
 
@@ -295,7 +295,7 @@ def test_a_decision_is_idempotent() -> None:
 
 def test_it_works_beside_the_health_check() -> None:
     both = JobRules(min_nodes=1, max_nodes=4, parts=(LIMITS,))
-    both = replace(both, parts=with_part(both.parts, HealthRules(check=CHECK_ONCE)))
+    both = replace(both, parts=with_part(both.parts, NodeCheckRules(check=CHECK_ONCE)))
     assert list(job_of(both).observers) == ["autoscale"]
     coordinator = Coordinator(both, 0.0, 1)
     assert coordinator.plan.wanted_nodes == 0

@@ -17,17 +17,17 @@ from dlrover_run.features.node_check.decision.model import (
     CheckKey,
     ComputeResult,
     DeviceSpeed,
-    HealthProgress,
-    HealthReport,
     HealthStatus,
     LinkResult,
     LinkResults,
+    NodeCheckProgress,
+    NodeCheckReport,
     NodeHealth,
 )
 from dlrover_run.features.node_check.decision.round import CHECK_MARGIN, check_status
 from dlrover_run.features.node_check.decision.steps import MAX_REMEMBERED, WITHOUT_CHECK
 from dlrover_run.features.node_check.rules import CHECK_ALWAYS, CHECK_NEVER, CHECK_ONCE
-from dlrover_run.features.node_check.text import HealthCode
+from dlrover_run.features.node_check.text import NodeCheckCode
 from dlrover_run.transport.messages import InvalidMessage, Report, decode_from_node, encode
 from dlrover_run.words.reasons import Code
 
@@ -44,7 +44,7 @@ def health(job: VirtualJob) -> dict[str, HealthStatus]:
 
 def dismissed(job: VirtualJob) -> list[str]:
     """Return the nodes that the reasons of the plan name as dismissed."""
-    return [str(one.params["host"]) for one in job.plan.reasons if HealthCode.DISMISSED.within([one])]
+    return [str(one.params["host"]) for one in job.plan.reasons if NodeCheckCode.DISMISSED.within([one])]
 
 
 def node_health(job: VirtualJob, name: str) -> NodeHealth:
@@ -219,9 +219,9 @@ class TestBegin:
         assert check_state(job.plan).check is None
         job.wait(2)
         assert check_part(job.assignment("c")).check_task is not None
-        assert job.plan.reasons == (HealthCode.CHECKING(number=3, round=0),)
+        assert job.plan.reasons == (NodeCheckCode.CHECKING(number=3, round=0),)
         assert job.waiting.text == "node check, round 0: 2 of 3 nodes have answered; missing: c"
-        assert [row.node_id for row in HealthProgress.get(job.waiting.parts).rows] == ["a", "b", "c"]
+        assert [row.node_id for row in NodeCheckProgress.get(job.waiting.parts).rows] == ["a", "b", "c"]
         job.wait(TIMEOUT + CHECK_MARGIN)
         assert node_health(job, "c").status is HealthStatus.FAULT
         assert "did not answer for 55 s" in node_health(job, "c").reason
@@ -532,7 +532,7 @@ class TestCheckAlways:
 
 
 class TestUnchecked:
-    """Nodes that were started without the flag, in a job with a health check."""
+    """Nodes that were started without the flag, in a job with a node check."""
 
     def test_a_node_without_the_flag_trains_unchecked(self) -> None:
         job = checked_job(3, 4)
@@ -596,7 +596,7 @@ class TestDismissed:
 
 def status(**changes: object) -> NodeReport:
     fields = {"node_id": "a", "incarnation": "1", "host": "a", "address": "a", "port": 1, "workers": 1, **changes}
-    return NodeReport(**fold(HealthReport, fields))
+    return NodeReport(**fold(NodeCheckReport, fields))
 
 
 @pytest.mark.parametrize(

@@ -37,9 +37,9 @@ from dlrover_run.features.node_check.decision.model import (
     ComputeFact,
     ComputeResult,
     DeviceSpeed,
-    HealthCheck,
     HealthStatus,
     LinkFact,
+    NodeCheck,
 )
 from dlrover_run.features.node_check.decision.pairing import first_round
 from dlrover_run.features.node_check.decision.round import computed_fact
@@ -62,7 +62,7 @@ def worlds(first: int, cases: int, odd: bool) -> list[tuple[World, int]]:
 
 
 def all_mistakes(
-    drawn: Sequence[tuple[World, int]], diagnose_with: Callable[[HealthCheck, float], Diagnosis] = diagnose
+    drawn: Sequence[tuple[World, int]], diagnose_with: Callable[[NodeCheck, float], Diagnosis] = diagnose
 ) -> Iterator[str]:
     """Lazily: a planted defect is found at the first of them."""
     for world, seed in drawn:
@@ -74,10 +74,10 @@ def all_mistakes(
 
 def check(
     nodes: int, computed: Sequence[ComputeFact] = (), linked: Sequence[LinkFact] = (), trusted: Sequence[int] = ()
-) -> HealthCheck:
+) -> NodeCheck:
     """Return a check as the coordinator passes it to `diagnose`; a node that is not in `computed` computed well."""
     named = {fact.node for fact in computed}
-    return HealthCheck(
+    return NodeCheck(
         key=CheckKey(1, 1, 0),
         since=0.0,
         nodes=tuple(
@@ -168,10 +168,10 @@ class TestBrokenRulesAreCaught:
         assert any("healthy" in mistake for mistake in all_mistakes(self.CASES))
 
     def test_the_first_reading_at_computing_does_not_do(self) -> None:
-        def hasty(asked: HealthCheck, threshold: float) -> Diagnosis:
+        def hasty(asked: NodeCheck, threshold: float) -> Diagnosis:
             firsts = {fact.node: fact for fact in reversed(asked.compute_facts)}
             often = tuple(fact for fact in firsts.values() for _ in range(SLOW_TRIES))
-            return diagnose(HealthCheck(**{**_fields(asked), "compute_facts": often}), threshold)
+            return diagnose(NodeCheck(**{**_fields(asked), "compute_facts": often}), threshold)
 
         assert any("healthy" in mistake for mistake in all_mistakes(self.CASES, hasty))
 
@@ -185,7 +185,7 @@ def _all_who_failed(self: diagnosis_module._Diagnoser, node: int) -> list[int]:
     return [other for other, speed in self._met(node) if speed is None]
 
 
-def _fields(asked: HealthCheck) -> dict[str, object]:
+def _fields(asked: NodeCheck) -> dict[str, object]:
     return {name: getattr(asked, name) for name in asked.__struct_fields__}
 
 
@@ -522,7 +522,7 @@ class TestReasonTexts:
 
     def test_two_nodes_of_one_host_are_distinguished(self) -> None:
         asked = check(3, linked=[LinkFact(0, 1, problem="refused"), *quick((0, 2), (1, 2))])
-        same_host = HealthCheck(
+        same_host = NodeCheck(
             **{
                 **_fields(asked),
                 "nodes": tuple(CheckedNode(**{**_node_fields(node), "host": "vm"}) for node in asked.nodes),

@@ -32,19 +32,19 @@ from dlrover_run.features.node_check.decision.model import (
     CheckTask,
     ComputeResult,
     DeviceSpeed,
-    HealthAssignment,
     HealthStatus,
     LinkEnd,
     LinkResult,
     LinkResults,
+    NodeCheckAssignment,
     NodeHealth,
 )
-from dlrover_run.features.node_check.node import health_check
+from dlrover_run.features.node_check.node import check_runner
 from dlrover_run.features.node_check.node import machine as health
+from dlrover_run.features.node_check.node.check_runner import NodeCheckRunner
 from dlrover_run.features.node_check.node.check_workers import find_slow, link_requests
-from dlrover_run.features.node_check.node.health_check import HealthCheckRunner
 from dlrover_run.features.node_check.node.machine import NodeProblem
-from dlrover_run.features.node_check.rules import CHECK_ALWAYS, CHECK_NEVER, CHECK_ONCE, HealthRules
+from dlrover_run.features.node_check.rules import CHECK_ALWAYS, CHECK_NEVER, CHECK_ONCE, NodeCheckRules
 from dlrover_run.processes.process import ProcessSpec, spawn
 from dlrover_run.rendezvous import kinds
 from dlrover_run.spec import Entrypoint, JobSpec
@@ -67,7 +67,7 @@ def task(
 ) -> Assignment:
     """Return the assignment of a task to this node, the third of the check."""
     given = CheckTask(key=key(number, round), node=2, compute=compute, links=links, timeout=timeout)
-    return Assignment(epoch=1, parts=(HealthAssignment(check_task=given),))
+    return Assignment(epoch=1, parts=(NodeCheckAssignment(check_task=given),))
 
 
 def has_computed(number: int = 0) -> Callable[[NodeReport], bool]:
@@ -91,7 +91,7 @@ class Workspace:
     path: Path
 
     def agent(self, shell: str = "exit 0", check: int = CHECK_ONCE, workers: int = 1, **spec: Any) -> ScriptedAgent:
-        rules = JobRules(**fold(HealthRules, {"check": check, **spec.pop("rules", {})}))
+        rules = JobRules(**fold(NodeCheckRules, {"check": check, **spec.pop("rules", {})}))
         return ScriptedAgent(self.path, shell, spec={"rules": rules, "workers_per_node": workers, **spec})
 
     def behave(self, *lines: str) -> None:
@@ -109,10 +109,8 @@ class Workspace:
 @pytest.fixture
 def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
     # Imports are not tested here, and importing torch takes long.
-    monkeypatch.setattr(health_check, "PRELOAD", ())
-    monkeypatch.setattr(
-        node_checks, "HealthCheckRunner", partial(HealthCheckRunner, folder=str(WORKERS / "fake_check"))
-    )
+    monkeypatch.setattr(check_runner, "PRELOAD", ())
+    monkeypatch.setattr(node_checks, "NodeCheckRunner", partial(NodeCheckRunner, folder=str(WORKERS / "fake_check")))
     return Workspace(tmp_path)
 
 
@@ -137,13 +135,13 @@ class TestComputing:
         agent_run = workspace.agent(workers=2).on(has_computed(), FINISHED).run()
         devices = (DeviceSpeed(0, "fake", 1.0), DeviceSpeed(1, "fake", 2.0))
         assert last(agent_run, "compute_result") == ComputeResult(CheckKey(), devices)
-        assert [order["seconds"] for order in workspace.orders] == [health_check.COMPUTE_SECONDS] * 2
+        assert [order["seconds"] for order in workspace.orders] == [check_runner.COMPUTE_SECONDS] * 2
         assert len({check_report(status).check_port for status in agent_run.statuses if status.phase is WAITING}) == 1
 
     def test_of_many_devices_the_slowest_are_reported(
         self, workspace: Workspace, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(health_check, "MAX_DEVICES", 2)
+        monkeypatch.setattr(check_runner, "MAX_DEVICES", 2)
         agent_run = workspace.agent(workers=3).on(has_computed(), FINISHED).run()
         assert [device.tflops for device in last(agent_run, "compute_result").devices] == [1.0, 2.0]
 
@@ -245,7 +243,7 @@ class TestComputing:
         assert find_slow([], 2.0) == []
 
     def test_without_torch_it_ends_with_one_line(self, workspace: Workspace) -> None:
-        workspace.behave(f"0 compute problem {health_check.NO_TORCH}")
+        workspace.behave(f"0 compute problem {check_runner.NO_TORCH}")
         agent_run = workspace.agent(entrypoint=Entrypoint("script", "x.py", python=sys.executable)).run()
         assert agent_run.result.exit_code == exit_codes.BAD_COMMAND_LINE
         assert agent_run.result.error is not None
@@ -255,7 +253,7 @@ class TestComputing:
     def test_the_real_check_process_reports_it_with_the_same_text(
         self, workspace: Workspace, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(node_checks, "HealthCheckRunner", HealthCheckRunner)
+        monkeypatch.setattr(node_checks, "NodeCheckRunner", NodeCheckRunner)
         (workspace.path / "torch.py").write_text("raise ModuleNotFoundError(\"No module named 'torch'\", name='torch')")
         monkeypatch.setenv("PYTHONPATH", str(workspace.path))
         agent_run = workspace.agent().run()
@@ -388,18 +386,18 @@ async def healthy() -> tuple[str, ...]:
 
 
 class CheckRun:
-    """The health check of one node, without an agent. `assign` passes an assignment to it, and `until` waits for the
+    """The node check of one node, without an agent. `assign` passes an assignment to it, and `until` waits for the
     result."""
 
     def __init__(self, workers: int = 1) -> None:
         entrypoint = Entrypoint("script", "x.py", python=sys.executable)
-        rules = JobRules(parts=(HealthRules(check=CHECK_ONCE),))
+        rules = JobRules(parts=(NodeCheckRules(check=CHECK_ONCE),))
         place = kinds.Master("node0", 29400)
         spec = JobSpec(entrypoint, "job", workers, rules, rendezvous=place, start_method="forkserver")
         self.workers = Workers(spec)
         self._news = asyncio.Event()
         starter: Any = self.workers
-        self.part = HealthCheckRunner(
+        self.part = NodeCheckRunner(
             spec, starter, nullcontext, self._news.set, healthy, print, str(WORKERS / "fake_check")
         )
         self._word = Assignment()
@@ -539,13 +537,13 @@ class TestReplacing:
         async def act(check_run: CheckRun) -> None:
             own = dismissed(HealthStatus.PASSED, leaves=False)
             await check_run.until(has_computed())
-            check_run.assign(with_part(task(1, (SELF, PEER)), HealthAssignment, health=own))
+            check_run.assign(with_part(task(1, (SELF, PEER)), NodeCheckAssignment, health=own))
             await check_run.until(has_linked(1))
             assert check_run.part.pids == {check_run.workers.started[0]}, "its task stands"
-            check_run.assign(Assignment(parts=(HealthAssignment(health=own),)))
+            check_run.assign(Assignment(parts=(NodeCheckAssignment(health=own),)))
             await check_run.until(lambda status: not check_run.part.pids)
             assert not psutil.pid_exists(check_run.workers.started[0])
-            check_run.assign(with_part(task(1, (SELF, PEER), round=1), HealthAssignment, health=own))
+            check_run.assign(with_part(task(1, (SELF, PEER), round=1), NodeCheckAssignment, health=own))
             await check_run.until(has_linked(1, 1))
             assert check_run.part.pids == {check_run.workers.started[1]}
             assert len(check_run.workers.started) == 2
@@ -569,7 +567,7 @@ class TestReplacing:
             def fail(*args: object) -> None:
                 raise OSError(24, "Too many open files")
 
-            monkeypatch.setattr(health_check, "CheckWorkers", fail)
+            monkeypatch.setattr(check_runner, "CheckWorkers", fail)
             with pytest.raises(OSError, match="Too many open files"):
                 await check_run.until(has_computed())
 
@@ -604,12 +602,12 @@ class TestRounds:
                 file.write("x")
             return real(spec, *rest)
 
-        real = health_check.Starter
-        monkeypatch.setattr(health_check, "Starter", noted)
+        real = check_runner.Starter
+        monkeypatch.setattr(check_runner, "Starter", noted)
         agent = workspace.agent(check=check).on(has_computed(), training(rank_assignment()))
         agent.on(
             SUCCEEDED,
-            with_part(gathering(1), HealthAssignment, check_task=check_part(task(1, (SELF, PEER))).check_task),
+            with_part(gathering(1), NodeCheckAssignment, check_task=check_part(task(1, (SELF, PEER))).check_task),
         )
         agent.on(has_linked(1), FINISHED).run()
         assert [order["do"] for order in workspace.orders] == ["compute", "link"]
@@ -621,7 +619,7 @@ class TestRounds:
 
         def withdrawn() -> Assignment:
             (workspace.path / "up").read_text()
-            return with_part(gathering(1), HealthAssignment, check_task=check_part(task(1, (SELF, PEER))).check_task)
+            return with_part(gathering(1), NodeCheckAssignment, check_task=check_part(task(1, (SELF, PEER))).check_task)
 
         def release() -> None:
             (workspace.path / "gate").write_text("go\n")
@@ -636,7 +634,7 @@ class TestRounds:
     def test_check_processes_are_forked_from_the_template_of_the_workers_where_that_has_what_they_need(
         self, workspace: Workspace, monkeypatch: pytest.MonkeyPatch, needed: str, templates: str
     ) -> None:
-        monkeypatch.setattr(health_check, "PRELOAD", (needed,))
+        monkeypatch.setattr(check_runner, "PRELOAD", (needed,))
 
         def noted(*args: Any) -> Template:
             with open("templates", "a") as file:
@@ -671,7 +669,7 @@ class TestLeaving:
     def test_a_dismissed_node_leaves_with_a_code_of_its_own_and_a_reason(
         self, workspace: Workspace, found: HealthStatus, code: int, line: str
     ) -> None:
-        word = Assignment(epoch=1, parts=(HealthAssignment(health=dismissed(found)),))
+        word = Assignment(epoch=1, parts=(NodeCheckAssignment(health=dismissed(found)),))
         agent_run = workspace.agent().on(has_computed(), word).run()
         assert agent_run.phases == [WAITING, NodePhase.LEFT]
         assert agent_run.result.exit_code == code
@@ -683,7 +681,7 @@ class TestLeaving:
 
     def test_a_straggler_that_is_not_dismissed_stays(self, workspace: Workspace) -> None:
         word = with_part(
-            training(rank_assignment()), HealthAssignment, health=dismissed(HealthStatus.STRAGGLER, leaves=False)
+            training(rank_assignment()), NodeCheckAssignment, health=dismissed(HealthStatus.STRAGGLER, leaves=False)
         )
         agent_run = workspace.agent().on(has_computed(), word).on(SUCCEEDED, FINISHED).run()
         assert (agent_run.result.exit_code, agent_run.result.error) == (0, None)

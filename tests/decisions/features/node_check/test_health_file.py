@@ -14,9 +14,9 @@ from scripted_agent import rank_assignment
 from dlrover_run.coordination.model import Assignment, PlanPhase
 from dlrover_run.features.node_check.decision.model import (
     DeviceSpeed,
-    HealthAssignment,
     HealthStatus,
     LinkRow,
+    NodeCheckAssignment,
     NodeHealth,
 )
 from dlrover_run.features.node_check.node.health_file import FILE_NAME, HealthFile, HealthResult, write_health_file
@@ -37,7 +37,7 @@ DEVICES = (DeviceSpeed(1, "H200", 0.084), DeviceSpeed(0, "H200", 0.5))
 FIRST = Assignment(
     phase=PlanPhase.TRAINING,
     ranks=rank_assignment(nodes=2, world_size=2),
-    parts=(HealthAssignment(health=OWN, health_table=(OWN, OTHER)),),
+    parts=(NodeCheckAssignment(health=OWN, health_table=(OWN, OTHER)),),
 )
 
 
@@ -114,17 +114,17 @@ def test_only_news_is_written(tmp_path: Path) -> None:
     file = HealthFile(kept(tmp_path), lines.append)
     file.follow(FIRST, DEVICES)
     (tmp_path / FILE_NAME).unlink()
-    for repeated in (FIRST, Assignment(parts=(HealthAssignment(health=OWN),)), FIRST):
+    for repeated in (FIRST, Assignment(parts=(NodeCheckAssignment(health=OWN),)), FIRST):
         file.follow(repeated, DEVICES)
     assert not (tmp_path / FILE_NAME).exists()
-    file.follow(with_part(FIRST, HealthAssignment, health_table=(OWN,)), DEVICES)
+    file.follow(with_part(FIRST, NodeCheckAssignment, health_table=(OWN,)), DEVICES)
     assert content(tmp_path)["nodes"] == [content(tmp_path)["node"]]
     assert lines == []
 
 
 def test_a_node_that_waits_keeps_what_it_knew_of_the_others(tmp_path: Path) -> None:
     later = msgspec.structs.replace(OWN, gigabytes=2.5)
-    follow(tmp_path, FIRST, Assignment(parts=(HealthAssignment(health=later),)))
+    follow(tmp_path, FIRST, Assignment(parts=(NodeCheckAssignment(health=later),)))
     found = content(tmp_path)
     assert "nodes" in found
     assert found["node"] == {**found["node"], "gigabytes": 2.5}
@@ -132,7 +132,7 @@ def test_a_node_that_waits_keeps_what_it_knew_of_the_others(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("node_health", [None, msgspec.structs.replace(OWN, status=HealthStatus.PENDING)])
 def test_before_there_is_a_result_there_is_no_file(tmp_path: Path, node_health: NodeHealth | None) -> None:
-    assert follow(tmp_path, Assignment(parts=(HealthAssignment(health=node_health),))) == []
+    assert follow(tmp_path, Assignment(parts=(NodeCheckAssignment(health=node_health),))) == []
     assert os.listdir(tmp_path) == []
 
 
@@ -160,7 +160,7 @@ def test_a_directory_that_was_removed_is_made_again(tmp_path: Path) -> None:
 
 def test_where_it_cannot_be_written_one_line_reports_it_and_no_file_is_left(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    lines = follow(tmp_path / "file", FIRST, with_part(FIRST, HealthAssignment, health_table=()), FIRST)
+    lines = follow(tmp_path / "file", FIRST, with_part(FIRST, NodeCheckAssignment, health_table=()), FIRST)
     where = tmp_path / "file" / FILE_NAME
     assert len(lines) == 1
     assert lines[0].startswith(f"warning: {where} cannot be written (")
@@ -182,7 +182,7 @@ def test_a_disk_that_is_full_leaves_the_last_file_as_it_was(tmp_path: Path) -> N
     follow(tmp_path, FIRST)
     before = (tmp_path / FILE_NAME).read_bytes()
     os.symlink("/dev/full", tmp_path / f"{FILE_NAME}.new")
-    lines = follow(tmp_path, with_part(FIRST, HealthAssignment, health_table=()))
+    lines = follow(tmp_path, with_part(FIRST, NodeCheckAssignment, health_table=()))
     assert len(lines) == 1
     assert "No space left on device" in lines[0]
     assert (tmp_path / FILE_NAME).read_bytes() == before

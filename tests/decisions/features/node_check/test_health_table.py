@@ -17,13 +17,13 @@ from dlrover_run.console.text import display_width, truncate, use_color
 from dlrover_run.coordination.model import Assignment, Failure, PlanPhase, Waiting
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.features.node_check.decision.model import (
-    HealthAssignment,
-    HealthProgress,
     HealthStatus,
     LinkRow,
+    NodeCheckAssignment,
+    NodeCheckProgress,
     NodeHealth,
 )
-from dlrover_run.features.node_check.node import HealthReporter
+from dlrover_run.features.node_check.node import NodeCheckReporter
 from dlrover_run.features.node_check.node.health_table import (
     format_bandwidth,
     format_tflops,
@@ -32,7 +32,7 @@ from dlrover_run.features.node_check.node.health_table import (
     render_live_table,
     render_own_status,
 )
-from dlrover_run.features.node_check.rules import CHECK_ALWAYS, CHECK_ONCE, HealthRules
+from dlrover_run.features.node_check.rules import CHECK_ALWAYS, CHECK_ONCE, NodeCheckRules
 from dlrover_run.rendezvous import kinds
 from dlrover_run.spec import Entrypoint, JobSpec
 from dlrover_run.words.reasons import sentence
@@ -220,14 +220,14 @@ class TestOwnLine:
 
 
 def checking(*rows: NodeHealth) -> Assignment:
-    return Assignment(waiting=Waiting(sentence("round 1 of a node check"), 60.0, (HealthProgress(rows),)))
+    return Assignment(waiting=Waiting(sentence("round 1 of a node check"), 60.0, (NodeCheckProgress(rows),)))
 
 
 def passed(*others: NodeHealth, links: tuple[LinkRow, ...] = (), own: NodeHealth = FOUR[0]) -> Assignment:
     return Assignment(
         phase=PlanPhase.TRAINING,
         ranks=rank_assignment(nodes=3, world_size=3),
-        parts=(HealthAssignment(health=own, health_table=others, link_table=links),),
+        parts=(NodeCheckAssignment(health=own, health_table=others, link_table=links),),
     )
 
 
@@ -248,7 +248,7 @@ def narrated(
 
     async def run() -> None:
         console = Console(written.append, lambda: columns, lambda: lines, color=color)
-        details = HealthReporter(spec, console)
+        details = NodeCheckReporter(spec, console)
         reporter = ProgressReporter(spec, console, lambda: details)
         for number, assignment in enumerate(assignments):
             reporter.update(assignment)
@@ -346,7 +346,7 @@ class TestBetweenTwoRounds:
             passed(*DONE),
             self.FAILED,
             self.CHECKED,
-            rules=JobRules(min_nodes=3, max_nodes=3, parts=(HealthRules(check=CHECK_ALWAYS),)),
+            rules=JobRules(min_nodes=3, max_nodes=3, parts=(NodeCheckRules(check=CHECK_ALWAYS),)),
         )
         cause = "dlrover-run: rank 3 on b exited with code 1; a node check comes before restart 1"
         assert [line for line in lines if line == cause or "node check of" in line] == [
@@ -356,21 +356,21 @@ class TestBetweenTwoRounds:
         ]
 
     def test_on_one_node_its_name_is_no_news(self) -> None:
-        assert lines_of(self.FAILED, rules=JobRules(parts=(HealthRules(check=CHECK_ALWAYS),))) == [
+        assert lines_of(self.FAILED, rules=JobRules(parts=(NodeCheckRules(check=CHECK_ALWAYS),))) == [
             "dlrover-run: rank 3 exited with code 1; a node check comes before restart 1"
         ]
 
     def test_where_no_check_comes_the_line_of_the_restart_reports_it(self) -> None:
-        assert lines_of(self.FAILED, rules=JobRules(parts=(HealthRules(check=CHECK_ONCE),))) == []
+        assert lines_of(self.FAILED, rules=JobRules(parts=(NodeCheckRules(check=CHECK_ONCE),))) == []
 
     def test_the_failure_of_a_round_that_trains_again_is_old(self) -> None:
         spare = msgspec.structs.replace(self.FAILED, phase=PlanPhase.TRAINING)
-        assert lines_of(spare, rules=JobRules(parts=(HealthRules(check=CHECK_ALWAYS),))) == []
+        assert lines_of(spare, rules=JobRules(parts=(NodeCheckRules(check=CHECK_ALWAYS),))) == []
 
 
 class TestOnceForEachCheck:
     GATHERING = Assignment(
-        phase=PlanPhase.GATHERING, parts=(HealthAssignment(health=FOUR[0]),), waiting=Waiting(sentence("a was lost"))
+        phase=PlanPhase.GATHERING, parts=(NodeCheckAssignment(health=FOUR[0]),), waiting=Waiting(sentence("a was lost"))
     )
 
     def test_a_restart_of_the_workers_reports_nothing_again(self) -> None:
@@ -402,10 +402,10 @@ class TestOnceForEachCheck:
         dismissed = NodeHealth(
             node_id="c", incarnation="c", host="c", status=FAULT, reason=KILLED, dismissed=True
         )  # fmt: skip
-        assert lines_of(Assignment(parts=(HealthAssignment(health=dismissed),))) == []
+        assert lines_of(Assignment(parts=(NodeCheckAssignment(health=dismissed),))) == []
 
     def test_what_is_still_open_is_not_reported(self) -> None:
-        assert lines_of(Assignment(parts=(HealthAssignment(health=OPEN[0]),))) == []
+        assert lines_of(Assignment(parts=(NodeCheckAssignment(health=OPEN[0]),))) == []
 
 
 def test_a_tick_without_news_draws_the_same_table() -> None:

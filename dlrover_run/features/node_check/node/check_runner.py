@@ -1,4 +1,4 @@
-"""This node's part in a health check: the compute test, which starts immediately, and the tasks of the coordinator.
+"""This node's part in a node check: the compute test, which starts immediately, and the tasks of the coordinator.
 
 The compute test needs no other node, so the node begins with it while it joins the job. All results go into its report.
 Only the latest assignment counts: a task is carried out once, and a newer one replaces it.
@@ -33,9 +33,9 @@ from dlrover_run.features.node_check.decision.model import (
     CheckTask,
     ComputeResult,
     DeviceSpeed,
-    HealthReport,
     LinkResult,
     LinkResults,
+    NodeCheckReport,
     NodeHealth,
 )
 from dlrover_run.features.node_check.node.check_workers import (
@@ -50,7 +50,7 @@ from dlrover_run.features.node_check.node.check_workers import (
     place_in_order,
     quicker,
 )
-from dlrover_run.features.node_check.rules import CHECK_ALWAYS, HealthRules
+from dlrover_run.features.node_check.rules import CHECK_ALWAYS, NodeCheckRules
 from dlrover_run.processes.ports import HeldPort
 from dlrover_run.processes.process import StuckProcess
 from dlrover_run.spec import Entrypoint, JobSpec, SpecError
@@ -83,8 +83,8 @@ PRELOAD = ("torch", "torch.distributed")
 """What a separate template of the check processes imports before it forks."""
 
 
-class HealthCheckRunner:
-    """Runs the health check of this node and keeps its results; inactive if the job has no health check.
+class NodeCheckRunner:
+    """Runs the node check of this node and keeps its results; inactive if the job has no node check.
 
     `starter` is that of the workers; its template is used for the check processes too if it has imported torch.
     `undisturbed` suspends the reaping of orphans while processes are forked. `on_news` is called when there are new
@@ -113,7 +113,7 @@ class HealthCheckRunner:
         self._problems: asyncio.Future[Sequence[str]] | None = None
         self._folder = folder
         self._python = spec.entrypoint.python or sys.executable
-        self._rules = HealthRules.get(spec.rules.parts)
+        self._rules = NodeCheckRules.get(spec.rules.parts)
         # With `static` ranks, no node receives anything from the others.
         self._wanted = self._rules.applies and not spec.nodes_apart
         self._port = HeldPort() if self._wanted else None
@@ -143,10 +143,10 @@ class HealthCheckRunner:
         return self._computed.devices if self._computed is not None else ()
 
     def add_to_report(self, status: NodeReport) -> NodeReport:
-        """A report of this node together with its health check results."""
+        """A report of this node together with its node check results."""
         if self._port is None:
             return status
-        part = HealthReport(check_port=self._port.number, compute_result=self._computed, link_result=self._linked)
+        part = NodeCheckReport(check_port=self._port.number, compute_result=self._computed, link_result=self._linked)
         return msgspec.structs.replace(status, parts=with_part(status.parts, part))
 
     def update(self, task: CheckTask | None, node_health: NodeHealth | None = None) -> None:
