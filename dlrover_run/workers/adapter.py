@@ -1,4 +1,4 @@
-"""The torch adapter: the workers of each round on this node, the node check before them, and what is printed."""
+"""The torch adapter: the workers of this node as the agent's loop sees them, and their results."""
 
 from __future__ import annotations
 
@@ -16,33 +16,27 @@ from dlrover_run.agent.framework import AgentServices, FrameworkAdapter
 from dlrover_run.agent.node_state import build_report, leave_report
 from dlrover_run.agent.reconcile import Action, DesiredTask, Replace, Start, Stop, StopMode, TaskState
 from dlrover_run.agent.result import JobResult, TaskResults, describe_unused, worker_results
-from dlrover_run.coordination.model import OVER, Assignment, NodeReport, PlanPhase, RankAssignment, RoundKey
+from dlrover_run.coordination.model import OVER, Assignment, NodeReport, PlanPhase, RoundKey
 from dlrover_run.failures.error_file import copy_root_cause
 from dlrover_run.failures.worker_exit import WorkerExit
 from dlrover_run.features.observe.page import Progress
 from dlrover_run.features.observe.tick import Activities
 from dlrover_run.processes.process import StuckProcess
-from dlrover_run.workers.feature import WaitDetails, WorkersFeature
+from dlrover_run.workers.feature import WaitDetails
 from dlrover_run.workers.reporter import EventLog, ProgressReporter
 from dlrover_run.workers.round import WorkerRound
-from dlrover_run.workers.round_store import RoundStores
-from dlrover_run.workers.specs import Worker, build_worker_specs, launcher_environments
+from dlrover_run.workers.round_starter import RoundStarter
 from dlrover_run.workers.starter import Starter
-from dlrover_run.workers.stopping import end_orphans, stop_workers
 
 if TYPE_CHECKING:
     from dlrover_run.coordination.stacks import NodeStacks
     from dlrover_run.features.operate.node_logs import WorkerOutput
-    from dlrover_run.torchrun.logs_specs import LogsDestinations, LogsSpecsClient
 
 PACKAGE = str(Path(__file__).resolve().parent.parent)
 """Where `dlrover_run.training` is, which the template imports also if it is installed as editable."""
 
 DEVICES = "the devices of this node"
 """What the workers of two rounds cannot both have."""
-
-RESTART_DRAIN_TIMEOUT = 0.5
-"""Seconds without progress after which a restart no longer waits for a console to print the old workers' output."""
 
 
 class TorchAdapter(FrameworkAdapter[RoundKey]):
@@ -55,32 +49,22 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
         self._spec = spec = services.job
         self._node_state = services.node_state
         self._shutdown = services.shutdown
-        self._orphans = services.orphans
         console = services.console
         self.starter = Starter(spec, console.info, ours=[PACKAGE])
         if spec.rendezvous.coordinated:
             # Ranks may be assigned at any moment.
             self.starter.prestart(os.environ, services.wake)
-        self._plugin: LogsSpecsClient | None = None
-        if spec.logs.plugin is not None:
-            from dlrover_run.torchrun.logs_specs import LogsSpecsClient
-
-            self._plugin = LogsSpecsClient(spec.logs)
         self._progress = ProgressReporter(spec, console, self._wait_details)
         self._events = EventLog(spec, services.relay.write)
+        self._rounds = RoundStarter(services, self.starter, self._progress, self._events)
         self._assignment = Assignment()
-        self._ends = False
-        self._round: WorkerRound | None = None
-        self._stores = RoundStores(os.environ, console.info, self._note_store_client)
         self._work: asyncio.Task[None] | None = None
         self._starting: RoundKey | None = None
         self._stopping = False
 
     @property
     def pids(self) -> set[int]:
-        plugin = self._plugin.pids if self._plugin is not None else set()
-        workers = self._round.pids if self._round is not None else set()
-        return self.starter.pids | plugin | workers
+        return self.starter.pids | self._rounds.pids
 
     @property
     def running(self) -> bool:
@@ -90,7 +74,8 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
         self._progress.begin(self._services.run_dir)
 
     def accept(self, assignment: Assignment, ends: bool) -> None:
-        self._assignment, self._ends = assignment, ends
+        self._assignment = assignment
+        self._rounds.accept(assignment, ends)
         if not self._shutdown.wanted:
             self._progress.update(assignment)
         if self._round is not None and self._round.key == assignment.key:
@@ -119,14 +104,13 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
             ranks = self._node_state.ranks
             assert ranks is not None, "a round is started only with ranks"
             self._starting = action.key
-            self._begin(self._start_round(ranks))
+            self._begin(self._rounds.restart(ranks))
         elif isinstance(action, Replace):
             self._replace(action)
         elif isinstance(action, Stop) and self._round is not None:
             if self._work is None:
                 # The signal is sent here: a signal to this node from now on goes to the workers directly.
-                restarts = self._assignment.restart_count
-                stop_workers(self._round, self._shutdown, self._spec.shutdown_timeout, restarts)
+                self._round.stop(self._shutdown, self._spec.shutdown_timeout, self._assignment.restart_count)
                 self._stopping = True
                 self._begin(self._round.group.wait())
             else:
@@ -172,11 +156,7 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
                 self._round.progress.log(sample)
 
     def stop_waiting(self) -> None:
-        self._stores.stop_waiting()
-        if self._plugin is not None:
-            self._plugin.stop_waiting()
-        if self._round is not None:
-            self._round.cancel()
+        self._rounds.stop_waiting()
 
     def send(self, number: signal.Signals, delivered_at: float | None = None, only_stopping: bool = False) -> None:
         if self._round is not None and (self._stopping or not only_stopping):
@@ -210,8 +190,8 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
             await self._round.collect_exit_info(None)
             ends, returned = self._round.ends, self._round.results()
             if self._spec.rendezvous.ranked and not self._shutdown.wanted:
-                await self._stores.end_static(self._round.ranks, succeeded)
-            self._close_round(self._round)
+                await self._rounds.stores.end_static(self._round.ranks, succeeded)
+            self._rounds.close_round()
         results = worker_results(assignment, self._node_state.ranks, ends, succeeded, returned)
         is_unused = self._round is None and self._node_state.ranks is None
         if is_unused and assignment.phase is PlanPhase.FINISHED and not self._spec.rules.spares:
@@ -225,16 +205,16 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
         if result.root is not None and error_file and (problem := copy_root_cause(result.root, error_file)):
             self._services.console.info(problem)
         await self.starter.close()
-        if self._plugin is not None:
-            await self._plugin.close()
+        await self._rounds.close()
         self._events.job_ended(assignment.phase, result.restarts, result.reason)
 
     @property
-    def _features(self) -> list[WorkersFeature]:
-        return self._services.features.of(WorkersFeature)
+    def _round(self) -> WorkerRound | None:
+        return self._rounds.current
 
     def _wait_details(self) -> WaitDetails | None:
-        return next((feature.wait_details for feature in self._features if feature.wait_details is not None), None)
+        details = (feature.wait_details for feature in self._rounds.features)
+        return next((each for each in details if each is not None), None)
 
     @property
     def _succeeded(self) -> bool:
@@ -245,15 +225,15 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
     @property
     def _may_outlive(self) -> bool:
         """Whether this node waits for its next round, and its workers may keep their processes in it."""
-        return self.running and any(feature.may_keep(self._assignment) for feature in self._features)
+        return self.running and any(feature.may_keep(self._assignment) for feature in self._rounds.features)
 
     @property
     def _kept(self) -> frozenset[int] | None:
         """The workers that go on in the round of this node while others take the places of the rest."""
         ranks, current = self._node_state.ranks, self._round
-        if ranks is None or current is None or not self._is_wanted(ranks):
+        if ranks is None or current is None or not self._rounds.is_wanted(ranks):
             return None
-        found = (feature.kept(current, ranks) for feature in self._features)
+        found = (feature.kept(current, ranks) for feature in self._rounds.features)
         return next((kept for kept in found if kept is not None), None)
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
@@ -265,124 +245,15 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
         self._stopping = False
         self._services.wake()
 
-    async def _start_round(self, ranks: RankAssignment, keeps: bool = False) -> None:
-        """Start the workers of a round once those of the last one have ended. With `keeps` those that were not stopped
-        go on, and the round may be the one that runs: others take the places of those that were stopped."""
-        before = self._round
-        is_same = keeps and before is not None and before.key == ranks.key
-
-        def is_wanted() -> bool:
-            return self._is_wanted(ranks) and not (is_same and before is not None and before.has_failed)
-
-        for feature in self._features:
-            await feature.before_round(ranks)
-        if keeps and before is not None:
-            await before.stopped()
-        if not is_wanted():
-            return
-        if before is not None:
-            if not keeps:
-                end_orphans(self._orphans, needs_port=self._spec.rendezvous.ranked)
-            await before.collect_exit_info(RESTART_DRAIN_TIMEOUT, others_go_on=keeps)
-            if not is_wanted():
-                return
-            if not keeps:
-                self._progress.end_round(before, self._assignment, ranks)
-                self._close_round(before)
-                self._round = before = None
-        placed = None
-        if self._plugin is not None:
-            placed = await self._plugin.answer(launcher_environments(self._spec, ranks, os.environ))
-            if placed is None or not is_wanted():
-                return
-        if before is not None and not is_same:
-            self._progress.end_round(before, self._assignment, ranks)
-        if not is_same:
-            self._progress.begin_round(ranks)
-        await self._start_workers(ranks, placed, before)
-
     def _replace(self, action: Replace[RoundKey]) -> None:
         """Stop the workers that do not keep their processes; the round goes on, or the next one begins, with the
         others. Idempotent."""
         ranks, current = self._node_state.ranks, self._round
         assert ranks is not None, "workers are kept for ranks"
         assert current is not None, "they run"
-        for worker in current.group.running:
-            if worker.spec.local_rank not in action.kept and worker.stopped_with is None:
-                worker.stop(*self._shutdown.stop_with(self._spec.shutdown_timeout))
+        self._rounds.stop_all_but(action.kept)
         if self._work is None:
             self._starting = action.key
-            self._begin(self._start_round(ranks, keeps=True))
+            self._begin(self._rounds.replace(current, ranks))
         elif self._starting != action.key:
             current.cancel()
-
-    async def _start_workers(
-        self, ranks: RankAssignment, placed: LogsDestinations | None, before: WorkerRound | None
-    ) -> None:
-        """Start the workers of a round, but for those that still run of the one before."""
-        services, features = self._services, self._features
-        running = () if before is None else before.group.running
-        kept = {worker.spec.local_rank for worker in running if worker.stopped_with is None}
-
-        def own_variables(local_rank: int) -> Mapping[str, str]:
-            found: dict[str, str] = {}
-            for feature in features:
-                found |= feature.environment(ranks.key, local_rank)
-            return found
-
-        specs = build_worker_specs(
-            self._spec,
-            ranks,
-            os.environ,
-            services.run_dir.path,
-            services.relay,
-            placed,
-            own=own_variables,
-            before=None if before is None else before.specs,
-            kept=kept,
-        )
-        is_same = before is not None and before.key == ranks.key
-        if before is not None and is_same:
-            port = before.give_port()
-        else:
-            port = self._stores.open(self._node_state.take_port(), ranks)
-        started = WorkerRound(specs, port, services.relay, self._on_worker_end, services.wake, services.events)
-        if before is not None:
-            self._end_watches()
-            started.carry_on(before, kept)
-        self._round = started
-        for feature in features:
-            feature.round_begins(started)
-        with self._orphans.paused():
-            await started.start(self.starter, at_store=not any(feature.meets_elsewhere for feature in features))
-            for feature in features:
-                feature.round_runs(started)
-        self.starter.import_later()
-        if not is_same:
-            self._events.round_started(ranks)
-
-    def _close_round(self, ended: WorkerRound) -> None:
-        # First, because they read the files of the round.
-        self._end_watches()
-        ended.close()
-
-    def _end_watches(self) -> None:
-        for feature in self._features:
-            feature.round_ends()
-
-    def _note_store_client(self, key: RoundKey, address: str) -> None:
-        for feature in self._features:
-            feature.store_reached(key, address)
-
-    def _is_wanted(self, ranks: RankAssignment) -> bool:
-        """Whether these are still this node's ranks after a wait."""
-        return not (self._ends or self._shutdown.wanted) and self._node_state.round == ranks.key
-
-    def _on_worker_end(self, worker: Worker) -> None:
-        for feature in self._features:
-            feature.worker_ended(worker)
-        self._services.wake()
-        self._orphans.reap()
-        if self.running:
-            # At the end of the round all orphans are killed, whatever their session.
-            self._orphans.kill_session(worker.pid)

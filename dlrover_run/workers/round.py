@@ -8,7 +8,9 @@ import signal
 import time
 from collections.abc import Callable, Collection
 
+from dlrover_run.agent.shutdown import ShutdownRequest
 from dlrover_run.coordination.model import RoundKey
+from dlrover_run.devices import holders
 from dlrover_run.failures.guard import guarded
 from dlrover_run.failures.worker_exit import WorkerExit
 from dlrover_run.features.events.records import NO_EVENTS, Events, WorkerKept, WorkerReady, WorkerStarted
@@ -22,6 +24,10 @@ from dlrover_run.workers.exits import exit_event
 from dlrover_run.workers.round_store import StorePort
 from dlrover_run.workers.specs import Worker, WorkerSpec, WorkerSpecs, close_streams
 from dlrover_run.workers.starter import Starter
+
+LOST_PEER_GRACE = 1.0
+"""Seconds between the stop signal and SIGKILL for a worker that holds a device and has lost a peer. It waits in a
+collective of NCCL for that peer, where Python runs no handler, so it saves nothing however long it gets."""
 
 
 class WorkerRound:
@@ -199,6 +205,19 @@ class WorkerRound:
         if results is None:
             return {}
         return {end.rank: results.read(end.local_rank) for end in self.ends if end.code == 0}
+
+    def stop(self, shutdown: ShutdownRequest, timeout: float, restarts: int) -> None:
+        """Send the workers that run the signal that stops them now; `timeout` is the grace period of
+        `--shutdown-timeout`, and `restarts` how many the job has used."""
+        number, grace, delivered_at = shutdown.stop_with(timeout)
+        failed = self.has_failed or restarts > self.ranks.restart_count
+        if failed and not shutdown.wanted and grace > LOST_PEER_GRACE and holders.is_present():
+            for worker in self.group.running:
+                if holders.holds_device(worker.pid):
+                    worker.stop(number, LOST_PEER_GRACE, delivered_at)
+        for worker in self.group.running:
+            if worker.stopped_with is None:
+                worker.stop(number, grace, delivered_at)
 
     def kill(self, ranks: Collection[int], why: str, lost_peer: bool = False) -> None:
         """Kill these workers, as a failure of their own; `why` is the clause of `WorkerExit.killed_for`. With
