@@ -326,7 +326,7 @@ class Agent:
     @property
     def _is_over(self) -> bool:
         assignment = self._client.assignment
-        dismissed = assignment.dismisses
+        dismissed = assignment.dismissal is not None
         return dismissed or assignment.phase in OVER or self._client.problem is not None
 
     async def _conclude(self, error: Exception | None) -> JobResult:

@@ -17,7 +17,7 @@ from dlrover_run.spec import SpecError
 from dlrover_run.words.reasons import Code, render
 
 if TYPE_CHECKING:
-    from dlrover_run.features.node_check.decision.model import NodeHealth
+    from dlrover_run.coordination.parts import Dismissal
 
 
 def describe_unused(noun: str, why: str) -> str:
@@ -139,8 +139,8 @@ def resolve_result(end: JobEnd, scheme: ExitScheme) -> JobResult:
     root = None if failed and (elsewhere or assignment.failure is None) else tasks.root
     reason = assignment.reason
     stopped = assignment.phase not in OVER and end.stopped_by is not None
-    if (node_health := _dismissal(end)) is not None:
-        reason = f"the node check dismissed this node: {node_health.reason}"
+    if (dismissal := _dismissal(end)) is not None:
+        reason = dismissal.reason
     elif stopped and end.stopped_by is not None:
         reason = f"{end.stopped_by.name} stopped the job"
         if end.drained or end.orphaned:
@@ -171,31 +171,10 @@ def resolve_result(end: JobEnd, scheme: ExitScheme) -> JobResult:
     )
 
 
-def _dismissal(end: JobEnd) -> NodeHealth | None:
-    """The node check result of this node if it leaves because of it, else None."""
-    if not end.assignment.dismisses or end.assignment.phase is PlanPhase.FINISHED:
-        return None
-    # Imported only here: other jobs have no node check.
-    from dlrover_run.features.node_check.decision.model import NodeCheckAssignment
-
-    if end.error is not None or end.stopped_by is not None:
-        return None
-    return NodeCheckAssignment.get(end.assignment.parts).health
-
-
-def _explain_dismissal(node_health: NodeHealth) -> str:
-    """The line that DLRover prints, which users search for, and below it the reason and what to do."""
-    reason = node_health.reason or "no reason was given"
-    if node_health.is_straggler:
-        return (
-            "RuntimeError: The node is a straggler and exits.\n"
-            f"  The node check found it too slow: {reason}; "
-            "put another machine in its place, or leave --exclude-straggler out to train at its pace."
-        )
-    return (
-        "RuntimeError: The node network is breakdown.\n"
-        f"  The node check found it broken: {reason}; repair it or put another machine in its place."
-    )
+def _dismissal(end: JobEnd) -> Dismissal | None:
+    """Why this node leaves, if it was dismissed and nothing else ended its part in the job."""
+    is_other_end = end.error is not None or end.stopped_by is not None or end.assignment.phase is PlanPhase.FINISHED
+    return None if is_other_end else end.assignment.dismissal
 
 
 def _exit_reason(end: JobEnd, root: WorkerExit | None) -> ExitReason:
@@ -207,8 +186,8 @@ def _exit_reason(end: JobEnd, root: WorkerExit | None) -> ExitReason:
     phase = end.assignment.phase
     if phase is PlanPhase.FINISHED:
         return ExitReason.SUCCESS
-    if (node_health := _dismissal(end)) is not None:
-        return ExitReason.STRAGGLER if node_health.is_straggler else ExitReason.FAULTY_NODE
+    if (dismissal := _dismissal(end)) is not None:
+        return dismissal.exit_reason
     if end.stopped_by is not None:
         return ExitReason.STOPPED
     if phase is PlanPhase.FAILED:
@@ -231,8 +210,8 @@ def _error(end: JobEnd) -> str | None:
         return f"the {end.noun} could not be started: {explain_os_error(end.error)}"
     if end.error is not None:
         return str(end.error)
-    if (node_health := _dismissal(end)) is not None:
-        return _explain_dismissal(node_health)
+    if (dismissal := _dismissal(end)) is not None:
+        return dismissal.error
     assignment = end.assignment
     if assignment.phase is PlanPhase.FAILED and assignment.failure is None:
         stopped = Code.STOPPED_ON_REQUEST.within(assignment.reasons)

@@ -28,6 +28,7 @@ from dlrover_run.coordination.bounds import (
 )
 from dlrover_run.coordination.parts import (
     AssignmentPart,
+    Dismissal,
     PlanPart,
     ReportPart,
     WaitingPart,
@@ -340,9 +341,9 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return self.ranks is None and not any(part.has_tasks for part in self.parts)
 
     @property
-    def dismisses(self) -> bool:
-        """Whether the node is to leave the job."""
-        return any(part.dismisses for part in self.parts)
+    def dismissal(self) -> Dismissal | None:
+        """Why the node is to leave the job; None if it is not."""
+        return next((part.dismissal for part in self.parts if part.dismissal is not None), None)
 
     @property
     def is_announced(self) -> bool:
@@ -351,9 +352,9 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return bool(self.parts) and all(part.is_announced for part in self.parts)
 
     @property
-    def is_checking(self) -> bool:
-        """Whether the node has something to try before it may train."""
-        return any(part.is_checking for part in self.parts)
+    def needs_idle_node(self) -> bool:
+        """Whether the node has something to try before it may train, for which its devices have to be free."""
+        return any(part.needs_idle_node for part in self.parts)
 
 
 class Assignment(NodeView, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):

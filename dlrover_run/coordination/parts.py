@@ -11,13 +11,14 @@ features as they are.
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, Self, TypeVar
 
 import msgspec
 
 if TYPE_CHECKING:
     from dlrover_run.coordination.model import Member, NodeKey, NodeReport, Plan
     from dlrover_run.coordination.size_choice import SizeChoice
+    from dlrover_run.exit_reasons import ExitReason
 
 Kind = Literal["observer", "gate", "engine"]
 
@@ -183,6 +184,15 @@ class RequestPart(Part):
         return ""
 
 
+class Dismissal(NamedTuple):
+    """Why a node has to leave its job: a sentence without its end for a log, one with what to do for the user, and what
+    its launcher ends with."""
+
+    reason: str
+    error: str
+    exit_reason: ExitReason
+
+
 class AssignmentPart(Part):
     """The part of `Assignment` and of `NodeView`."""
 
@@ -199,9 +209,9 @@ class AssignmentPart(Part):
         return False
 
     @property
-    def dismisses(self) -> bool:
-        """Whether the node is to leave the job."""
-        return False
+    def dismissal(self) -> Dismissal | None:
+        """Why the node is to leave the job; None if it is not."""
+        return None
 
     @property
     def is_announced(self) -> bool:
@@ -209,8 +219,8 @@ class AssignmentPart(Part):
         return False
 
     @property
-    def is_checking(self) -> bool:
-        """Whether the node has something to try before it may train."""
+    def needs_idle_node(self) -> bool:
+        """Whether the node has something to try before it may train, for which its devices have to be free."""
         return False
 
     @property
@@ -219,7 +229,7 @@ class AssignmentPart(Part):
         return ""
 
     @property
-    def stragglers(self) -> tuple[tuple[int, str], ...]:
+    def slow_ranks(self) -> tuple[tuple[int, str], ...]:
         """The ranks of the node for which the others wait, each with a word for the cause."""
         return ()
 

@@ -279,7 +279,7 @@ def _nodes(view: JobView) -> Iterable[NodeStatus]:
             progress=progress,
             memory=known.activity.memory if (known := view.activities.get(key)) is not None else None,
             use=known.activity.use if known is not None and state in RUNS else None,
-            stragglers=tuple(StragglerStatus(*found) for part in own.parts for found in part.stragglers),
+            stragglers=tuple(StragglerStatus(*found) for part in own.parts for found in part.slow_ranks),
         )
 
 
@@ -349,9 +349,9 @@ def _condition(
     if report.phase is NodePhase.FAILED and report.failure is not None and report.in_round(plan.key):
         return NodeCondition.FAILED, p.changed_at, f"rank {report.failure.rank} {report.failure.exit_text}"
     note = "; ".join(part.note for part in own.parts if part.note)
-    if own.dismisses:
+    if own.dismissal is not None:
         return NodeCondition.EXCLUDED, p.changed_at, note
-    if own.is_checking:
+    if own.needs_idle_node:
         return NodeCondition.CHECKING, p.changed_at, note
     if plan.phase is not PlanPhase.TRAINING:
         return NodeCondition.WAITING, p.changed_at, note

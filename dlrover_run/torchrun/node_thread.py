@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 
 from dlrover_run.agent.node_state import NodeState
 from dlrover_run.coordination.model import Assignment, Failure, NodePhase, RankAssignment, RoundKey
-from dlrover_run.features.node_check.decision.model import NodeCheckAssignment
 from dlrover_run.processes import signals
 from dlrover_run.processes.ports import HeldPort
 from dlrover_run.rendezvous.backends import open_client
@@ -172,9 +171,9 @@ class NodeThread:
                         workers = _WorkerState()
                     succeeded = workers.phase is NodePhase.SUCCEEDED
                     client.report(node_state.report(workers.phase, workers.failure, progressed=succeeded))
-                    health, problem = NodeCheckAssignment.get(client.assignment.parts).health, client.problem
-                    if problem is None and health is not None and health.dismissed:
-                        problem = f"the node check dismissed this node: {health.reason}"
+                    dismissal, problem = client.assignment.dismissal, client.problem
+                    if problem is None and dismissal is not None:
+                        problem = dismissal.reason
                     view = NodeSnapshot(client.assignment, node_state.ranks, problem)
                     if view != self.view:
                         with self._changed:

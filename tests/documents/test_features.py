@@ -88,7 +88,7 @@ def test_without_a_feature_a_job_restarts_its_workers(mailbox: Mailbox, name: st
 CORE = ("agent", "workers", "processes", "output")
 
 KNOWN = {
-    "agent": {"events", "node_check", "observe", "operate"},
+    "agent": {"events", "observe", "operate"},
     "output": {"observe"},
     "workers": {"events", "hangs", "observe", "operate"},
 }

@@ -42,8 +42,7 @@ class KeptWorkers(WorkersFeature):
     def may_keep(self, assignment: Assignment) -> bool:
         if assignment.phase is not PlanPhase.GATHERING:
             return False
-        # A check needs the devices.
-        return not assignment.is_checking and self._survivors.any_able
+        return not assignment.needs_idle_node and self._survivors.any_able
 
     def environment(self, key: RoundKey, local_rank: int) -> Mapping[str, str]:
         return self._survivors.variables(key, local_rank)

@@ -56,5 +56,5 @@ class StragglerAssignment(msgspec.Struct, AssignmentPart, frozen=True, forbid_un
         return "; ".join([*shown, f"and {more} more"] if more > 0 else shown)
 
     @property
-    def stragglers(self) -> tuple[tuple[int, str], ...]:
+    def slow_ranks(self) -> tuple[tuple[int, str], ...]:
         return tuple((one.rank, one.cause) for one in self.found)

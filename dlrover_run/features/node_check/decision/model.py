@@ -16,8 +16,9 @@ from msgspec import Meta
 
 from dlrover_run.coordination.bounds import Count, Name, NodeId, Port, Total
 from dlrover_run.coordination.model import Member, NodeKey, NodeReport, Plan
-from dlrover_run.coordination.parts import AssignmentPart, PlanPart, ReportPart, WaitingPart
+from dlrover_run.coordination.parts import AssignmentPart, Dismissal, PlanPart, ReportPart, WaitingPart
 from dlrover_run.coordination.validation import MAX_ROUND, UNKNOWN_EPOCH, is_known_epoch
+from dlrover_run.exit_reasons import ExitReason
 from dlrover_run.words.reasons import BoundedReasons
 
 MAX_PROBLEM = 500
@@ -307,11 +308,11 @@ class NodeCheckAssignment(
     link_table: Annotated[tuple[LinkRow, ...], Meta(max_length=MAX_LINK_ROWS)] = ()
 
     @property
-    def dismisses(self) -> bool:
-        return self.health is not None and self.health.dismissed
+    def dismissal(self) -> Dismissal | None:
+        return None if self.health is None or not self.health.dismissed else explain_dismissal(self.health)
 
     @property
-    def is_checking(self) -> bool:
+    def needs_idle_node(self) -> bool:
         return self.check_task is not None
 
     @property
@@ -322,6 +323,25 @@ class NodeCheckAssignment(
     def is_announced(self) -> bool:
         """A node that passes prints one line of its own. The coordinator's lines are for users that compare nodes."""
         return self.health is not None and self.health.status is HealthStatus.PASSED
+
+
+def explain_dismissal(node_health: NodeHealth) -> Dismissal:
+    """Why the node has to leave: the line that DLRover prints, which users search for, and below it the reason and what
+    to do."""
+    reason = f"the node check dismissed this node: {node_health.reason}"
+    found = node_health.reason or "no reason was given"
+    if node_health.is_straggler:
+        error = (
+            "RuntimeError: The node is a straggler and exits.\n"
+            f"  The node check found it too slow: {found}; "
+            "put another machine in its place, or leave --exclude-straggler out to train at its pace."
+        )
+        return Dismissal(reason, error, ExitReason.STRAGGLER)
+    error = (
+        "RuntimeError: The node network is breakdown.\n"
+        f"  The node check found it broken: {found}; repair it or put another machine in its place."
+    )
+    return Dismissal(reason, error, ExitReason.FAULTY_NODE)
 
 
 class NodeCheckProgress(msgspec.Struct, WaitingPart, frozen=True, forbid_unknown_fields=True, tag="node_check"):

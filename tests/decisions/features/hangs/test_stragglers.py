@@ -379,7 +379,7 @@ class TestSeveralNodes:
         plan = decide(job, PLAN, members(*ALL), 1.0).plan
         told = job.observers["stragglers"].orders(plan, rank_assignments(plan))
         assert list(told) == [PLAN.members[2].key]
-        assert told[PLAN.members[2].key].stragglers == ((5, "data"),)
+        assert told[PLAN.members[2].key].slow_ranks == ((5, "data"),)
 
     def test_its_state_ends_with_the_round(self) -> None:
         job = job_of(RULES)
