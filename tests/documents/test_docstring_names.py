@@ -25,7 +25,6 @@ ELSEWHERE = frozenset(
         "LauncherEnd.subprocess",
         "Program.launch",
         "Program.read_job",
-        "QuietNode.find_stall",
         "ScaleCommandEnded.subprocess",
         "StatusLines.status",
         "StragglerStatus.computing",

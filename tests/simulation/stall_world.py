@@ -22,8 +22,9 @@ from dlrover_run.coordination.membership import MemberState
 from dlrover_run.coordination.model import Assignment, Member, NodeReport, Plan, PlanPhase, RoundKey
 from dlrover_run.coordination.round_ranks import rank_assignments
 from dlrover_run.coordination.rules import JobRules
+from dlrover_run.features.hangs.node.round_watch import RoundWatch
+from dlrover_run.features.hangs.node.stall_exchange import StallExchange
 from dlrover_run.features.hangs.node.stall_report import StallReport
-from dlrover_run.features.hangs.node.stall_response import RoundStalls
 from dlrover_run.features.hangs.node.stall_watch import StallWatch
 from dlrover_run.features.hangs.search.round_detectors import RoundDetectors
 from dlrover_run.features.hangs.stacks.stacks import Frame, Stack, Thread
@@ -112,7 +113,7 @@ def raise_error(name: str, error: Exception) -> None:
 
 
 class Node:
-    """A node, as `watch_stalls` makes it; it samples a world instead of the kernel, and sends reports to `deliver`."""
+    """A node, as `watch_round` makes it; it samples a world instead of the kernel, and sends reports to `deliver`."""
 
     def __init__(self, world: World, place: int, deliver: Callable[[NodeReport], None]) -> None:
         self._world = world
@@ -123,20 +124,21 @@ class Node:
         self._at = 0.0
         detectors = RoundDetectors(elsewhere=True)
         workers: Any = SimpleNamespace(key=KEY, group=SimpleNamespace(running=[1]))
-        self.stalls = RoundStalls(workers, self.report, None, detectors.witnesses)
+        exchange = StallExchange(KEY, self.report, detectors.witnesses)
         vary = lambda seconds: seconds * world.random.uniform(0.75, 1.25)  # noqa: E731 - one line in one place
         self.tick = Tick(dict, raise_error)
-        self.watch = StallWatch(
+        watch = StallWatch(
             detectors,
             self,
             self,
             self._on_stall,
             lambda _: None,
             self._steps,
-            self.stalls.note_quiet,
-            self.stalls.observe,
+            exchange.note_quiet,
+            exchange.observe,
             vary=vary,
         )
+        self.stalls = RoundWatch(workers, watch, exchange)
 
     def report(self) -> None:
         """Send a report."""
@@ -247,7 +249,7 @@ async def _play(world: World) -> None:
     nodes = [Node(world, place, deliver_from(place)) for place in range(NODES)]
     for node in nodes:
         node.tick.follow(1, running=True)
-        node.stalls.begin(node.watch, node.tick)
+        node.stalls.begin(node.tick)
         node.report()
     end = loop.time() + LEARNING + PAUSE + SETTLED
     while loop.time() < end and not broken:

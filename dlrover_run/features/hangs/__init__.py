@@ -1,1 +1,15 @@
-"""Hangs and stragglers: found on a node, judged for the job, explained by stacks."""
+"""Hangs and stragglers: found on a node, judged for the job, explained by stacks.
+
+The records of a stall, in the order in which they are made:
+
+| record | made by | what it says |
+|---|---|---|
+| `search.detector.Stalled` | the detector of a node, from samples | which workers make no progress, and since when |
+| `search.suspects.Suspect` | the node, for each of them | where it is, and since when it has sent nothing |
+| `search.guilt.Finding` | the rules, from all suspects | which of them the others wait for, and why |
+| `stalls.model.StallNodeReport` | one of several nodes, in its report | its suspects, and whether others of it train |
+| `stalls.model.StallQuestion` | the coordinator | asks whether workers train while some are quiet |
+| `stalls.model.StallFinding` | the coordinator | the `Finding` of a round, with the nodes and its number |
+| `stalls.model.StallState`, `StallAssignment` | the coordinator | finding and question, in a plan and for a node |
+| `node.stall_report.StallReport` | each node, once the cause is known | all of it for the user, with the stacks |
+"""

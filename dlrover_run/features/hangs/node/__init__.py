@@ -16,7 +16,7 @@ from dlrover_run.workers.round import WorkerRound
 from dlrover_run.workers.specs import Worker
 
 if TYPE_CHECKING:
-    from dlrover_run.features.hangs.node.stall_response import RoundStalls
+    from dlrover_run.features.hangs.node.round_watch import RoundWatch
     from dlrover_run.features.hangs.node.watch_health import WatchHealth
     from dlrover_run.features.hangs.search.outside import LearnedPauses
 
@@ -27,7 +27,7 @@ class Hangs(WorkersFeature):
     def __init__(self, services: AgentServices, tasks: FrameworkAdapter[Any]) -> None:
         super().__init__(services, tasks)
         self._settings = services.job.settings_of("hangs", HangSettings)
-        self._watch: RoundStalls | None = None
+        self._watch: RoundWatch | None = None
         self._health: WatchHealth | None = None
         self._pauses: LearnedPauses | None = None
 
@@ -44,7 +44,7 @@ class Hangs(WorkersFeature):
 
     def round_runs(self, workers: WorkerRound) -> None:
         # Its imports take milliseconds, for which the start of the workers has not waited.
-        from dlrover_run.features.hangs.node.stall_response import watch_stalls
+        from dlrover_run.features.hangs.node.round_watch import watch_round
         from dlrover_run.features.hangs.node.watch_health import WatchHealth
         from dlrover_run.features.hangs.search.outside import LearnedPauses
 
@@ -53,7 +53,7 @@ class Hangs(WorkersFeature):
             action = self._settings.action
             self._health = WatchHealth(action, services.console, services.events, services.wake)
             self._pauses = LearnedPauses()
-        self._watch = watch_stalls(workers, self._settings, services, self._health, self._pauses)
+        self._watch = watch_round(workers, self._settings, services, self._health, self._pauses)
 
     def round_ends(self) -> None:
         if self._watch is not None:

@@ -23,6 +23,7 @@ from dlrover_run.features.hangs.search.outside import LearnedPauses
 from dlrover_run.features.hangs.search.spin import PROBES, moves
 from dlrover_run.features.hangs.search.suspects import Suspect, describe_worker
 from dlrover_run.features.hangs.stacks.stacks import Stack
+from dlrover_run.features.hangs.stalls.model import StallNodeReport
 from dlrover_run.features.observe.records import Evidence
 from dlrover_run.words.reasons import Reasons
 
@@ -88,18 +89,6 @@ Find = Callable[[Stalled, Sequence[Suspect], Mapping[int, Stack]], Finding | Non
 
 
 @dataclass(frozen=True)
-class QuietNode:
-    """The workers of this node make no progress, for the `number`th time in this round; whether that is a stall depends
-    on the other nodes. `trains` is that of `find_stall`. The ages of data count from the last data that the node has
-    exchanged. `partly`: other workers of this node do make progress."""
-
-    number: int
-    trains: bool
-    suspects: tuple[Suspect, ...]
-    partly: bool = False
-
-
-@dataclass(frozen=True)
 class _Quiet:
     """What a stall of this node showed when it was found."""
 
@@ -112,7 +101,8 @@ class StallWatch:
     are called from the event loop.
 
     Without `on_quiet` the workers of this node are all of the round. With it, it is called with what is known of them
-    when they make no progress, and with None when they do again; whether that is a stall comes back by `confirm`.
+    when they make no progress, and with None when they do again; whether that is a stall comes back by `confirm`. The
+    ages of data count from the last data that the node has exchanged.
     `on_sample` gets each sample, and must not wait. `find` replaces the rules for a round, and `names` the names of its
     ranks. `pauses` are those of the job over its rounds. `health` takes errors; without it `take` raises
     them. `vary` returns the seconds to wait in place of an interval.
@@ -126,7 +116,7 @@ class StallWatch:
         on_stall: Callable[[StallReport], None],
         on_resume: Callable[[Resumed], None],
         steps: Callable[[], Mapping[int, int]] = dict,
-        on_quiet: Callable[[QuietNode | None], None] | None = None,
+        on_quiet: Callable[[StallNodeReport | None], None] | None = None,
         on_sample: Callable[[Sequence[Evidence]], None] | None = None,
         find: Find | None = None,
         names: Names | None = None,
@@ -317,7 +307,9 @@ class StallWatch:
         if any(one.outside for one in here):
             self._outside_since = quiet.stalled.since
             self._again_at = quiet.stalled.since + self._pauses.outside_limit
-        self._on_quiet(QuietNode(self._quiet_count, self._trains, tuple(map(self._with_common_age, here)), partly))
+        self._on_quiet(
+            StallNodeReport(self._quiet_count, self._trains, tuple(map(self._with_common_age, here)), partly)
+        )
 
     @property
     def _trains(self) -> bool:

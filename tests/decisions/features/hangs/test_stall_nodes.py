@@ -16,8 +16,8 @@ from dlrover_run.coordination.observer import Observation
 from dlrover_run.coordination.round_ranks import rank_assignments
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.coordination.validation import validate_report
-from dlrover_run.features.hangs.node.stall_response import RoundStalls
-from dlrover_run.features.hangs.node.stall_watch import QuietNode
+from dlrover_run.features.hangs.node.round_watch import RoundWatch
+from dlrover_run.features.hangs.node.stall_exchange import StallExchange
 from dlrover_run.features.hangs.search.guilt import NODES_AGE_MARGIN, GuiltCode
 from dlrover_run.features.hangs.search.suspects import Place, Suspect
 from dlrover_run.features.hangs.stalls.model import (
@@ -226,15 +226,13 @@ def test_the_question_is_sent_to_all_nodes_until_the_worker_makes_progress() -> 
 def test_a_node_answers_when_its_workers_have_trained_since_it_was_asked() -> None:
     woken: list[None] = []
     since: list[float] = []
-    workers: Any = SimpleNamespace(key=KEY, group=SimpleNamespace(running=[1]))
     found = {"witnesses": 0}
 
     def witnesses(asked_at: float) -> int:
         since.append(asked_at)
         return found["witnesses"]
 
-    stalls = RoundStalls(workers, lambda: woken.append(None), None, witnesses)
-    stalls.begin(Watch(), TICK)  # type: ignore[arg-type]
+    stalls = StallExchange(KEY, lambda: woken.append(None), witnesses)
 
     def part() -> StallNodeReport | None:
         return StallNodeReport.find(stalls.add_to_report(report(0, None)).parts)
@@ -254,7 +252,7 @@ def test_a_node_answers_when_its_workers_have_trained_since_it_was_asked() -> No
     found["witnesses"] = 2
     sample(13.0)
     assert part() == StallNodeReport(answered=3, witnesses=2)
-    stalls.note_quiet(QuietNode(1, False, ALL[0].suspects))
+    stalls.note_quiet(StallNodeReport(1, False, ALL[0].suspects))
     assert part() == trains(ALL[0], 2, 3)
     stalls.note_quiet(None)
     found["witnesses"] = 0
@@ -272,10 +270,11 @@ def test_a_node_answers_when_its_workers_have_trained_since_it_was_asked() -> No
 
 def test_a_node_acts_on_a_worker_that_hangs_alone_once_for_each_question() -> None:
     workers: Any = SimpleNamespace(key=KEY, group=SimpleNamespace(running=[1]))
-    stalls = RoundStalls(workers, lambda: None)
     watch: Any = Watch()
-    stalls.begin(watch, TICK)
-    stalls.note_quiet(QuietNode(3, True, (ALONE,), partly=True))
+    exchange = StallExchange(KEY, lambda: None)
+    stalls = RoundWatch(workers, watch, exchange)
+    stalls.begin(TICK)
+    exchange.note_quiet(StallNodeReport(3, True, (ALONE,), partly=True))
     assert StallNodeReport.find(stalls.add_to_report(report(2, None)).parts) == PARTLY
     for number in (3, 3, 2):
         finding = StallFinding(KEY, number, (5,), ("node-2",), (GuiltCode.IDLE(),), (5,), alone=True)
@@ -333,7 +332,7 @@ def test_without_a_stall_it_changes_no_decision() -> None:
 
 
 class Watch:
-    """The watch of a round, as `RoundStalls` uses it."""
+    """The watch of a round, as `RoundWatch` uses it."""
 
     def __init__(self) -> None:
         self.confirmed: list[tuple[Any, ...]] = []
@@ -352,12 +351,13 @@ def assigned(number: int, key: RoundKey = KEY) -> Assignment:
 def test_a_node_acts_on_each_finding_once_and_only_while_it_is_quiet() -> None:
     woken: list[None] = []
     workers: Any = SimpleNamespace(key=KEY, group=SimpleNamespace(running=[1]))
-    stalls = RoundStalls(workers, lambda: woken.append(None))
     watch: Any = Watch()
-    stalls.begin(watch, TICK)
+    exchange = StallExchange(KEY, lambda: woken.append(None))
+    stalls = RoundWatch(workers, watch, exchange)
+    stalls.begin(TICK)
     stalls.follow(assigned(1))
     assert watch.confirmed == []
-    stalls.note_quiet(QuietNode(1, False, ALL[0].suspects))
+    exchange.note_quiet(StallNodeReport(1, False, ALL[0].suspects))
     assert StallNodeReport.find(stalls.add_to_report(report(0, None)).parts) == ALL[0]
     other = msgspec.structs.replace(report(0, None), ranks=None)
     assert stalls.add_to_report(other).parts == (), "a report on another round"
@@ -365,9 +365,9 @@ def test_a_node_acts_on_each_finding_once_and_only_while_it_is_quiet() -> None:
     stalls.follow(assigned(2))
     stalls.follow(assigned(2))
     assert watch.confirmed == [((5,), (GuiltCode.LOCKED(),), (5,), ("node-2",), False)]
-    stalls.note_quiet(None)
+    exchange.note_quiet(None)
     stalls.follow(assigned(3))
-    stalls.note_quiet(QuietNode(2, False, ALL[0].suspects))
+    exchange.note_quiet(StallNodeReport(2, False, ALL[0].suspects))
     stalls.follow(assigned(2))
     stalls.follow(assigned(4))
     assert len(watch.confirmed) == 2

@@ -12,7 +12,7 @@ from virtual_loop import run_virtually
 
 from dlrover_run.features.events.records import Event, WatchFailed, WatchRestored
 from dlrover_run.features.hangs.node.stall_report import StallReport
-from dlrover_run.features.hangs.node.stall_watch import BURST, QUIET_INTERVAL, TRAINING_INTERVAL, QuietNode, StallWatch
+from dlrover_run.features.hangs.node.stall_watch import BURST, QUIET_INTERVAL, TRAINING_INTERVAL, StallWatch
 from dlrover_run.features.hangs.node.watch_health import WatchHealth
 from dlrover_run.features.hangs.search.detector import PAUSES_TO_LEARN, Detector, Resumed
 from dlrover_run.features.hangs.search.guilt import GuiltCode
@@ -21,6 +21,7 @@ from dlrover_run.features.hangs.search.round_detectors import RoundDetectors
 from dlrover_run.features.hangs.search.spin import PROBES
 from dlrover_run.features.hangs.settings import StallAction
 from dlrover_run.features.hangs.stacks.stacks import Frame, Stack, Thread
+from dlrover_run.features.hangs.stalls.model import StallNodeReport
 from dlrover_run.features.observe.processes import ProcessFigures, WorkerFigures
 from dlrover_run.features.observe.records import Evidence, Traffic
 from dlrover_run.features.observe.tick import Tick
@@ -205,7 +206,7 @@ def test_a_rank_that_left_the_loop_is_named_while_another_one_waits_for_it() -> 
 
 def test_one_of_several_nodes_reports_its_stall_and_waits_for_the_finding() -> None:
     workers = Workers()
-    quiet: list[QuietNode | None] = []
+    quiet: list[StallNodeReport | None] = []
     reports: list[StallReport] = []
     resumed: list[Resumed] = []
     watch = StallWatch(
@@ -299,7 +300,7 @@ def test_a_worker_that_may_wait_for_one_that_works_is_not_reported(stack: Stack,
 
 def test_one_of_several_nodes_reports_the_workers_that_hang_alone_and_waits_for_the_finding() -> None:
     workers = Independent()
-    quiet: list[QuietNode | None] = []
+    quiet: list[StallNodeReport | None] = []
     reports: list[StallReport] = []
     watch = StallWatch(
         RoundDetectors(elsewhere=True),
@@ -334,7 +335,7 @@ def test_one_of_several_nodes_reports_the_workers_that_hang_alone_and_waits_for_
 def test_a_node_of_which_all_workers_are_quiet_says_later_which_are_so_for_longer_than_their_own_limits() -> None:
     workers = Workers()
     workers.idle = True
-    quiet: list[QuietNode | None] = []
+    quiet: list[StallNodeReport | None] = []
     watch = StallWatch(
         RoundDetectors(elsewhere=True), workers, workers, lambda _: None, lambda _: None, on_quiet=quiet.append
     )
@@ -477,7 +478,7 @@ class WaitsOutside(Workers):
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_a_worker_that_waits_for_an_answer_from_outside_is_not_named(kind: str, seconds: float, nodes: int) -> None:
     workers, told = WaitsOutside(kind, seconds), Told()
-    quiet: list[QuietNode | None] = []
+    quiet: list[StallNodeReport | None] = []
     watch = StallWatch(
         RoundDetectors(elsewhere=nodes > 1),
         workers,
@@ -536,7 +537,7 @@ def test_a_wait_outside_counts_from_when_the_worker_last_computed(computes: floa
 
 def test_a_node_of_several_reports_it_again_when_no_answer_comes() -> None:
     workers = WaitsOutside("http", 10_000)
-    quiet: list[QuietNode | None] = []
+    quiet: list[StallNodeReport | None] = []
     watch = StallWatch(
         RoundDetectors(elsewhere=True), workers, workers, lambda _: None, lambda _: None, on_quiet=quiet.append
     )

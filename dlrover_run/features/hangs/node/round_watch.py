@@ -1,0 +1,125 @@
+"""The watch over the workers of one round, and what it is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from dlrover_run.agent.framework import AgentServices
+from dlrover_run.coordination.model import Assignment, NodeReport
+from dlrover_run.features.hangs.node.round_stragglers import RoundStragglers
+from dlrover_run.features.hangs.node.stall_exchange import StallExchange
+from dlrover_run.features.hangs.node.stall_response import StallResponse
+from dlrover_run.features.hangs.node.stall_watch import StallWatch
+from dlrover_run.features.hangs.node.watch_health import WatchHealth
+from dlrover_run.features.hangs.search.outside import LearnedPauses
+from dlrover_run.features.hangs.search.round_detectors import RoundDetectors
+from dlrover_run.features.hangs.settings import HangSettings
+from dlrover_run.features.hangs.stacks.read import RoundStacks
+from dlrover_run.features.observe.page import Progress
+from dlrover_run.features.observe.records import Evidence
+from dlrover_run.features.observe.sample import Sampler
+from dlrover_run.features.observe.tick import Consumer, Tick
+from dlrover_run.workers.round import WorkerRound
+from dlrover_run.workers.specs import Worker
+
+
+def watch_round(
+    workers: WorkerRound, settings: HangSettings, services: AgentServices, health: WatchHealth, pauses: LearnedPauses
+) -> RoundWatch | None:
+    """Watch the workers of a round, until `close`; None where they cannot be watched. `features.hangs.node` calls it
+    once they run."""
+    running, ranks = workers.group.running, workers.ranks
+    if workers.group.ended or (ranks.nodes > 1 and not services.job.rendezvous.coordinated):
+        # Static nodes do not communicate, and the rank that one of them names could be wrong.
+        return None
+    tick = services.tick
+
+    def progress() -> Mapping[int, Progress]:
+        """What the workers have done by the last sample."""
+        known = ((worker.spec.rank, tick.latest.get(worker.spec.name)) for worker in workers.group.running)
+        return {rank: activity.progress for rank, activity in known if activity is not None}
+
+    detectors = RoundDetectors(settings.timeout, elsewhere=ranks.nodes > 1, earlier=pauses.rhythm)
+    exchange = StallExchange(workers.key, services.wake, detectors.witnesses)
+    stragglers = RoundStragglers(workers, services.events, services.wake, progress) if ranks.world_size > 1 else None
+
+    def observe(samples: Sequence[Evidence]) -> None:
+        if stragglers is not None:
+            stragglers.observe(samples)
+        exchange.observe(samples)
+
+    def keep_rhythm() -> None:
+        pauses.rhythm = detectors.pauses
+
+    response = StallResponse(workers, settings.action, services)
+    stall_watch = StallWatch(
+        detectors,
+        Sampler({worker.spec.rank: worker.pid for worker in running}, ranks.store_port),
+        RoundStacks(lambda: {worker.spec.rank: worker.pid for worker in workers.group.running}, health.note_denied),
+        response.on_stall,
+        response.on_resume,
+        lambda: {rank: done.steps for rank, done in progress().items()},
+        exchange.note_quiet if ranks.nodes > 1 else None,
+        observe,
+        health=health,
+        pauses=pauses,
+    )
+    watch = RoundWatch(workers, stall_watch, exchange, stragglers, keep_rhythm)
+    watch.begin(tick)
+    return watch
+
+
+class RoundWatch:
+    """The watch of one round: for stalls, and for stragglers if there are others to wait for them. `on_close` is called
+    when it ends, after the end of the round or with the first failure."""
+
+    def __init__(
+        self,
+        workers: WorkerRound,
+        watch: StallWatch,
+        exchange: StallExchange,
+        stragglers: RoundStragglers | None = None,
+        on_close: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._workers = workers
+        self._watch = watch
+        self._exchange = exchange
+        self._stragglers = stragglers
+        self._on_close = on_close
+        self._consumer: Consumer | None = None
+
+    def begin(self, tick: Tick) -> None:
+        """Begin to watch, with the next sample of the workers."""
+        self._consumer = tick.add("hangs", lambda sample: self._watch.take())
+
+    def note_end(self, worker: Worker) -> None:
+        """A worker has ended. After a failure, or when workers are stopped, the others only wait for their own end."""
+        if worker.code != 0 or worker.stopped_with is not None or not self._workers.group.running:
+            self.close()
+        elif self._consumer is not None:
+            self._watch.note_end(worker.spec.rank)
+
+    def add_to_report(self, report: NodeReport) -> NodeReport:
+        """A report of this node together with what the watch has found in the round that it is about."""
+        if self._consumer is None or not report.in_round(self._workers.key):
+            return report
+        if self._stragglers is not None:
+            report = self._stragglers.add_to_report(report)
+        return self._exchange.add_to_report(report)
+
+    def follow(self, assignment: Assignment) -> None:
+        """Take what the coordinator has found and what it asks."""
+        if self._consumer is None:
+            return
+        if self._stragglers is not None:
+            self._stragglers.follow(assignment)
+        if (found := self._exchange.follow(assignment)) is not None:
+            self._watch.confirm(found.ranks, found.reasons, found.to_restart, found.nodes, found.alone)
+
+    def close(self) -> None:
+        """End the watch. Idempotent."""
+        if self._consumer is not None:
+            self._consumer.close()
+            self._consumer = None
+            self._on_close()
+            self._watch.close()
