@@ -16,7 +16,7 @@ from dlrover_run.command_line import (
     checks,
     entry_point,
     ignored,
-    rdzv_conf,
+    rdzv_keys,
     values,
 )
 from dlrover_run.command_line.feature import Draft
@@ -96,7 +96,7 @@ def _job(
         args = cluster.complete(args, found, flags, here)
     resolve_place = resolve_local if local else resolve
     rendezvous = resolve_place(args, fresh_id=_fresh_id())
-    conf = rdzv_conf.parse(*flags.get("rdzv_conf"))
+    conf = rdzv_keys.parse(*flags.get("rdzv_conf"))
     workers = values.worker_count(*hosted)
     if workers is None:
         workers = count(hosted.text, environ)

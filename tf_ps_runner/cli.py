@@ -16,10 +16,10 @@ from msgspec import to_builtins
 from msgspec.structs import replace
 
 from dlrover_run import environment as cluster_environment
-from dlrover_run.command_line import access, checks, entry_point, rdzv_conf, values
+from dlrover_run.command_line import access, checks, entry_point, rdzv_keys, values
 from dlrover_run.command_line.ignored import rendezvous_warnings, unmet_needs
 from dlrover_run.command_line.parse import CommandLine, parse_argv
-from dlrover_run.command_line.rdzv_conf import AUTOSCALE, RdzvConf
+from dlrover_run.command_line.rdzv_conf import RdzvConf
 from dlrover_run.command_line.rendezvous import UNNAMED, USUAL, Rendezvous, RendezvousArgs, resolve
 from dlrover_run.command_line.rules import MAX_RESTARTS, adjust_rules
 from dlrover_run.command_line.script import INTERPRETER_VARIABLE, python_entrypoint
@@ -27,6 +27,7 @@ from dlrover_run.command_line.sources import FlagValues
 from dlrover_run.coordination.parts import with_part
 from dlrover_run.coordination.rules import MAX_NODES, JobRules
 from dlrover_run.exit_reasons import ExitScheme
+from dlrover_run.features.autoscale import flags as autoscale_flags
 from dlrover_run.features.hangs import flags as hangs
 from dlrover_run.rendezvous.backends import MASTER_VARIABLE
 from dlrover_run.spec import (
@@ -102,12 +103,12 @@ def _job(
         capacity: tuple[Capacity, ...] = (Capacity(role, 1),)
     else:
         capacity = tasks_of_node(found, cluster) if found else whole_job(cluster)
-    conf = rdzv_conf.parse(*flags.get("rdzv_conf"))
+    conf = rdzv_keys.parse(*flags.get("rdzv_conf"))
     ignored = [key for key in conf.keys if key.name in TF_PS_RUN.ignored_keys]
     conf = conf._replace(keys=tuple(key for key in conf.keys if key not in ignored))
     warnings += [f"{key.name} of --rdzv-conf has no effect on a job with parameter servers." for key in ignored]
     # Those of --autoscale have an effect on one machine too.
-    others = conf._replace(keys=tuple(key for key in conf.keys if not key.name.startswith(AUTOSCALE)))
+    others = conf._replace(keys=tuple(key for key in conf.keys if key not in autoscale_flags.KEYS))
     warnings += [*rendezvous.warnings, *rendezvous_warnings(rendezvous, others, environ)]
     autoscale = _autoscale(flags, cluster, conf, warnings)
     forking = flags.choice("start_method") == "forkserver"
@@ -233,9 +234,8 @@ def _autoscale(flags: FlagValues, cluster: ClusterRules, conf: RdzvConf, warning
     """The rules of `--autoscale`, None without it. Raises SpecError for a job with nothing to choose."""
     given = flags.explicit("autoscale")
     if given is None:
-        if conf.autoscale:
-            key = AUTOSCALE + next(iter(conf.autoscale))
-            warnings.append(f"{key} of --rdzv-conf has no effect without --autoscale.")
+        if key := next((key for key in conf.keys if key in autoscale_flags.KEYS), None):
+            warnings.append(f"{key.name} of --rdzv-conf has no effect without --autoscale.")
         return None
     # Imported only here: other launches do not wait for it.
     from dlrover_run.features.autoscale.rules import STRONG, WEAK, AutoscaleRules
@@ -247,11 +247,11 @@ def _autoscale(flags: FlagValues, cluster: ClusterRules, conf: RdzvConf, warning
             f"{given.source} chooses between several numbers, and --workers={cluster.max_workers} and "
             f"--ps={cluster.max_ps} allow one only: give --workers=MIN:MAX, --ps=MIN:MAX or both."
         )
-    rules = replace(AutoscaleRules(), scaling=scaling, **conf.autoscale)
+    rules = replace(AutoscaleRules(), scaling=scaling, **conf.of("autoscale"))
     if problem := rules.problem():
         raise SpecError(f"{given.source} is not possible: {problem}.")
     if scaling == STRONG and rules.max_batch:
-        warnings.append(f"{AUTOSCALE}max_batch of --rdzv-conf has no effect without --autoscale=sync.")
+        warnings.append("autoscale_max_batch of --rdzv-conf has no effect without --autoscale=sync.")
     return rules
 
 

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from dlrover_run.command_line.flag import Flag
+from dlrover_run.command_line.rdzv_conf import Key, RdzvConf
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.spec import FlagValue
 
 if TYPE_CHECKING:
-    from dlrover_run.command_line.rdzv_conf import RdzvConf
     from dlrover_run.command_line.rendezvous import Rendezvous
     from dlrover_run.command_line.sources import FlagValues
 
@@ -36,6 +36,7 @@ class FeatureFlags(NamedTuple):
     `rules` returns the rules of the job with the part of this feature, which all nodes have in common. `settings`
     returns what this node alone does for the feature, a record that the agent reads by `JobSpec.settings_of`, or None.
     Both are called for each launch, import what they need only for a job that has the feature, and raise SpecError.
+    `keys` are those that it brings to `--rdzv-conf`, and `default_rules` returns the record whose fields they set.
     `part` is the name of the feature's part of the rules, if several flags can turn the feature on.
     """
 
@@ -43,3 +44,5 @@ class FeatureFlags(NamedTuple):
     rules: Callable[[FlagValues, Draft, JobRules], JobRules] | None = None
     settings: Callable[[FlagValues, Mapping[str, str]], msgspec.Struct | None] | None = None
     part: str = ""
+    keys: tuple[Key, ...] = ()
+    default_rules: Callable[[], msgspec.Struct] | None = None

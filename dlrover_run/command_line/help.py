@@ -27,7 +27,7 @@ from rich.panel import Panel
 from rich.table import Table
 
 from dlrover_run import exit_codes
-from dlrover_run.command_line import rdzv_conf
+from dlrover_run.command_line import rdzv_keys
 from dlrover_run.command_line.flag import OTHER, Flag
 from dlrover_run.command_line.parse import parse_argv
 from dlrover_run.command_line.program import Program
@@ -131,7 +131,7 @@ def complete_keys(incomplete: str) -> list[str]:
     before, comma, begun = incomplete.rpartition(",")
     if "=" in begun:
         return []
-    return [f"{before}{comma}{key.name}=" for key in rdzv_conf.TABLE if key.help and key.name.startswith(begun)]
+    return [f"{before}{comma}{key.name}=" for key in rdzv_keys.TABLE if key.help and key.name.startswith(begun)]
 
 
 def _typer_script(program: Program, shell: str) -> str:
@@ -157,14 +157,14 @@ def _tcsh_script(program: Program) -> str:
 def _print_keys(program: Program, *, connection_only: bool = False) -> None:
     """The keys of `--rdzv-conf` that have an effect, drawn as typer draws the flags; or only those that a command for
     running jobs reads."""
-    defaults = rdzv_conf.rule_defaults()
+    defaults = rdzv_keys.defaults()
     keys = Table(show_header=False, box=None, pad_edge=False, expand=True)
     keys.add_column(style="bold cyan", no_wrap=True)
     keys.add_column(ratio=1)
-    for key in rdzv_conf.TABLE:
-        read = key.name in rdzv_conf.CONNECTION_KEYS if connection_only else key.name not in program.ignored_keys
+    for key in rdzv_keys.TABLE:
+        read = key.name in rdzv_keys.CONNECTION_KEYS if connection_only else key.name not in program.ignored_keys
         if key.help and read:
-            default = f" [dim]\\[default: {defaults[key.rule]:g}][/]" if key.rule else ""
+            default = f" [dim]\\[default: {defaults[key.name]:g}][/]" if key.name in defaults else ""
             keys.add_row(key.name, f"{key.help}.{default}")
     Console().print(Panel(keys, title="Keys of --rdzv-conf", title_align="left", border_style="dim"))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from dlrover_run.command_line import credentials, rdzv_conf
+from dlrover_run.command_line import credentials, rdzv_keys
 from dlrover_run.command_line.feature import OWN_MASTER
 from dlrover_run.command_line.flags import OF_FEATURES
 from dlrover_run.command_line.rdzv_conf import Key, RdzvConf, Scope
@@ -27,7 +27,7 @@ def rendezvous_warnings(
 ) -> Iterator[str]:
     """Warnings about keys of `--rdzv-conf`, `--spares` and token variables."""
     for name in conf.unknown:
-        meant = closest(name, [key.name for key in rdzv_conf.TABLE if key.help])
+        meant = closest(name, [key.name for key in rdzv_keys.TABLE if key.help])
         hint = f"; did you mean {meant}?" if meant else "."
         yield f"--rdzv-conf contains {name!r}, which is not a known key and has no effect{hint}"
     for key in conf.keys:
@@ -70,6 +70,14 @@ def unmet_needs(flags: FlagValues, rules: JobRules) -> Iterator[str]:
             yield f"{given.source} has no effect {clause}."
 
 
+def unmet_keys(flags: FlagValues, rules: JobRules, conf: RdzvConf) -> Iterator[str]:
+    """A warning about the first key of `--rdzv-conf` that has no effect without a flag, for each such flag."""
+    first = {key.needs: key for key in reversed(conf.keys) if key.needs}
+    for need, key in first.items():
+        if clause := _unmet(need, flags, rules):
+            yield f"{key.name} of --rdzv-conf has no effect {clause}."
+
+
 def _unmet(need: str, flags: FlagValues, rules: JobRules) -> str:
     """What is missing, as a clause; empty if the need is met."""
     name, equals, value = need.partition("=")
@@ -91,13 +99,8 @@ def _unmet(need: str, flags: FlagValues, rules: JobRules) -> str:
 def flag_warnings(flags: FlagValues, spec: JobSpec, conf: RdzvConf) -> Iterator[str]:
     """Warnings about the other flags of dlrover-run, by the job that they have come to."""
     yield from unmet_needs(flags, spec.rules)
-    if conf.has("check_timeout") and not applies(spec.rules.parts, "node_check"):
-        yield "check_timeout of --rdzv-conf has no effect without --network-check."
+    yield from unmet_keys(flags, spec.rules, conf)
     yield from _rank_warnings(spec)
-    if conf.autoscale and flags.explicit("autoscale") is None:
-        yield f"autoscale_{next(iter(conf.autoscale))} of --rdzv-conf has no effect without --autoscale."
-    elif "command_timeout" in conf.autoscale and flags.explicit("scale_command") is None:
-        yield "autoscale_command_timeout of --rdzv-conf has no effect without --scale-command."
 
 
 def _rank_warnings(spec: JobSpec) -> Iterator[str]:

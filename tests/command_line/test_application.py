@@ -21,7 +21,7 @@ import pytest
 from command_lines import LIMIT, run_python
 from harness import only_long
 
-from dlrover_run.command_line import help, rdzv_conf, suggestions
+from dlrover_run.command_line import help, rdzv_keys, suggestions
 from dlrover_run.command_line.flag import SIZE
 from dlrover_run.command_line.flags import TABLE
 from dlrover_run.command_line.program import DLROVER_RUN, Program
@@ -50,7 +50,7 @@ def test_the_help_names_every_flag_in_its_panel_and_fits_the_screen(word: str, c
     assert seen == {f"--{flag.name}": flag.panel for flag in TABLE}
     _, _, keys = done.stdout.partition("╭─ Keys of --rdzv-conf ")
     listed = [line.split()[1] for line in keys.splitlines() if re.match("│ [a-z]", line)]
-    assert listed == [key.name for key in rdzv_conf.TABLE if key.help]
+    assert listed == [key.name for key in rdzv_keys.TABLE if key.help]
     assert "<bool>" not in done.stdout
     assert "Usage: dlrover-run [FLAGS] SCRIPT [ARGS]..." in done.stdout
 

@@ -15,8 +15,9 @@ from places import place_of
 
 from dlrover_run.api import LaunchConfig, elastic_launch
 from dlrover_run.cli import parse
-from dlrover_run.command_line import credentials, rdzv_conf
+from dlrover_run.command_line import credentials, rdzv_keys
 from dlrover_run.command_line.entry_point import job_or_code
+from dlrover_run.command_line.flags import OF_FEATURES
 from dlrover_run.command_line.program import DLROVER_RUN
 from dlrover_run.coordination.bounds import NodeId
 from dlrover_run.coordination.rules import JobRules
@@ -189,20 +190,22 @@ KEYS = {
 
 def test_keys_of_rdzv_conf_become_rules() -> None:
     conf = ",".join(f"{key}={value}" for key, value in KEYS.items())
-    line = f"--nnodes=2 --rdzv-endpoint=a --rdzv-conf={conf},keep_alive_max_attempt=6,check_timeout=7.5"
+    line = f"--nnodes=2 --rdzv-endpoint=a --rdzv-conf={conf},keep_alive_max_attempt=6"
     for backend in ("c10d", "etcd"):
         assert parsed(f"{line} --rdzv-backend={backend}")[0].rules == watched(
-            JobRules(
-                min_nodes=2, max_nodes=2, keep_alive_attempts=6, parts=(NodeCheckRules(check_timeout=7.5),), **KEYS
-            )
+            JobRules(min_nodes=2, max_nodes=2, keep_alive_attempts=6, **KEYS)
         )
+
+
+DEFAULTS = rdzv_keys.defaults()
 
 
 def test_every_rule_has_a_key_or_a_flag() -> None:
     of_autoscale = {f"autoscale_{name}" for name in AutoscaleRules.__struct_fields__}
     # What --autoscale itself sets, and what a user has no reason to set.
     of_autoscale -= {f"autoscale_{name}" for name in ("scaling", "command", "max_measure", "drift", "horizon")}
-    by_key = {key.rule for key in rdzv_conf.TABLE if key.rule}
+    of_features = {key.name for feature in OF_FEATURES.values() for key in feature.keys}
+    by_key = {key.name if key.name in of_features else key.field for key in rdzv_keys.TABLE if key.name in DEFAULTS}
     by_flag = {"min_nodes", "max_nodes", "node_unit", "spares", "max_restarts", "store"}
     by_flag |= {"check", "straggler_threshold", "exclude_stragglers", "measure_links"}
     # In etcd the time of a lease, which the keep-alive keys set; and what a policy sets.

@@ -15,7 +15,7 @@ import pytest
 from doc_pages import DOCS, ROOT
 
 from dlrover_run.cli import parse
-from dlrover_run.command_line import rdzv_conf
+from dlrover_run.command_line import rdzv_keys
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.failures.causes import Cause
 from dlrover_run.features.events.records import AnyEvent, Event, name_of
@@ -93,7 +93,7 @@ def test_the_times_are_those_of_the_code() -> None:
             assert not with_etcd, name
             assert value == float(seconds) * (1000 if constant.endswith("_MS") else 1), name
         else:
-            rule = next(key.rule for key in rdzv_conf.TABLE if key.name == name)
+            rule = next(key.field for key in rdzv_keys.TABLE if key.name == name)
             assert rule is not None, name
             assert value_of(rule, "c10d") == float(seconds), name
             assert value_of(rule, "etcd") == float(with_etcd or seconds), name

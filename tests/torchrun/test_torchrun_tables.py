@@ -19,7 +19,7 @@ from torchrun_tables import VERSIONS, Torchrun, default_of, differences, takes_a
 from dlrover_run import __file__ as package
 from dlrover_run.api import LaunchConfig
 from dlrover_run.cli import parse
-from dlrover_run.command_line import rdzv_conf
+from dlrover_run.command_line import rdzv_keys
 from dlrover_run.command_line.flags import BY_DEST, TABLE
 from dlrover_run.spec import SpecError
 
@@ -127,7 +127,7 @@ def test_every_own_flag_is_named_among_the_differences() -> None:
 
 
 def test_every_key_of_rdzv_conf_is_known(theirs: Torchrun) -> None:
-    assert set(theirs.rendezvous_keys) - {key.name for key in rdzv_conf.TABLE} == set()
+    assert set(theirs.rendezvous_keys) - {key.name for key in rdzv_keys.TABLE} == set()
 
 
 def test_launch_config_has_every_field_in_the_same_order(theirs: Torchrun) -> None:

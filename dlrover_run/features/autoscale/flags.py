@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from dlrover_run.command_line import checks
+from dlrover_run.command_line import checks, values
 from dlrover_run.command_line.feature import Draft, FeatureFlags
 from dlrover_run.command_line.flag import SIZE, Flag
+from dlrover_run.command_line.rdzv_conf import Key
 from dlrover_run.coordination.parts import with_part
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.spec import SpecError
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from dlrover_run.command_line.sources import FlagValues
+    from dlrover_run.features.autoscale.rules import AutoscaleRules
     from dlrover_run.features.autoscale.settings import AutoscaleSettings
 
 SCALINGS = ("weak", "strong")
@@ -33,6 +36,56 @@ FLAGS = (
         "COMMAND", "", extension=True, after="autoscale"),
 )
 # fmt: on
+
+_time = partial(values.seconds, zero_allowed=True)
+_time_above_zero = partial(values.seconds, zero_allowed=False)
+
+
+def _share(source: str, text: str) -> float:
+    share = _time(source, text)
+    if share > 1:
+        raise values.invalid(source, text, "is out of range", "give a number from 0 to 1")
+    return share
+
+
+def _tolerance(source: str, text: str) -> float:
+    share = _time_above_zero(source, text)
+    if share >= 0.2:
+        raise values.invalid(source, text, "is out of range", "give a number above 0 and below 0.2")
+    return share
+
+
+def _share_or_more(source: str, text: str) -> float:
+    factor = _time(source, text)
+    if 0 < factor < 1:
+        raise values.invalid(source, text, "is out of range", "give 1 or more, or 0 for no limit")
+    return factor
+
+
+KEYS = tuple(
+    Key(
+        f"autoscale_{field}",
+        parse,
+        f"For --autoscale: {help[0].lower()}{help[1:]}",
+        scope="coordinated",
+        alias=field,
+        needs="scale-command" if field == "command_timeout" else "autoscale",
+    )
+    for field, parse, help in (
+        (
+            "efficiency",
+            _share,
+            "The share of a larger size that must become throughput: 1 for all of it, 0 for any gain",
+        ),
+        ("tolerance", _tolerance, "The share by which sizes may differ and count as equal; more is known sooner"),
+        ("max_batch", _share_or_more, "How many times the batch of the smallest size the job's may be; 0 for no limit"),
+        ("block", _time_above_zero, "Seconds of one block of a measurement, of which there are at least 6"),
+        ("warm_up", _time, "Seconds at the begin of a round that are not measured"),
+        ("node_timeout", _time, "Seconds for which the job waits for nodes that are not here"),
+        ("retry", _time_above_zero, "Seconds until it waits for them again, and then twice as many"),
+        ("command_timeout", _time_above_zero, "Seconds after which --scale-command is stopped"),
+    )
+)
 
 
 def add_rules(flags: FlagValues, job: Draft, rules: JobRules) -> JobRules:
@@ -58,7 +111,7 @@ def add_rules(flags: FlagValues, job: Draft, rules: JobRules) -> JobRules:
     from dlrover_run.features.autoscale.rules import STRONG, WEAK, AutoscaleRules
 
     scaling = STRONG if kind == "strong" else WEAK
-    part = replace(AutoscaleRules(), scaling=scaling, command=int(command is not None), **job.conf.autoscale)
+    part = replace(AutoscaleRules(), scaling=scaling, command=int(command is not None), **job.conf.of("autoscale"))
     if problem := part.problem():
         raise SpecError(f"{given.source} is not possible: {problem}.")
     return replace(rules, parts=with_part(rules.parts, part))
@@ -79,4 +132,11 @@ def settings(flags: FlagValues, environ: Mapping[str, str]) -> AutoscaleSettings
     return AutoscaleSettings(checks.command_words(*given, environ, "'resize-job {nodes}'"))
 
 
-FEATURE = FeatureFlags(FLAGS, add_rules, settings)
+def default_rules() -> AutoscaleRules:
+    """The rules of a job that scales itself."""
+    from dlrover_run.features.autoscale.rules import AutoscaleRules
+
+    return AutoscaleRules()
+
+
+FEATURE = FeatureFlags(FLAGS, add_rules, settings, keys=KEYS, default_rules=default_rules)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -9,12 +10,14 @@ from msgspec.structs import replace
 from dlrover_run.command_line import values
 from dlrover_run.command_line.feature import Draft, FeatureFlags
 from dlrover_run.command_line.flag import Flag
+from dlrover_run.command_line.rdzv_conf import Key
 from dlrover_run.coordination.parts import with_part
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.spec import SpecError
 
 if TYPE_CHECKING:
     from dlrover_run.command_line.sources import FlagValues
+    from dlrover_run.features.node_check.rules import NodeCheckRules
 
 NODE_CHECK = "Node check"
 CHECK_MODES = ("once", "always")
@@ -38,6 +41,11 @@ FLAGS = (
     Flag("straggler-threshold", NODE_CHECK,
         "A node counts as slow if it is this many times slower than the others.",
         "RATIO", "2", extension=True, needs="network-check"),
+)
+KEYS = (
+    Key("check_timeout", partial(values.seconds, zero_allowed=False),
+        "Seconds for a round of --network-check, after which a node that did not answer has failed",
+        needs="network-check"),
 )
 # fmt: on
 
@@ -104,11 +112,12 @@ def add_rules(flags: FlagValues, job: Draft, rules: JobRules) -> JobRules:
         # The other fields keep their defaults, so that nodes are not warned of a difference that has no effect.
         return rules
     part = replace(
-        NodeCheckRules.get(rules.parts),
+        NodeCheckRules(),
         check=mode,
         straggler_threshold=threshold,
         exclude_stragglers=int(flags.is_on("exclude_straggler")),
         measure_links=int(measure_links),
+        **job.conf.of("node_check"),
     )
     return replace(rules, parts=with_part(rules.parts, part))
 
@@ -127,4 +136,11 @@ def _check_mode(source: str, text: str) -> int:
         raise values.invalid(source, text, "is not valid", remedy) from None
 
 
-FEATURE = FeatureFlags(FLAGS, add_rules, part="node_check")
+def default_rules() -> NodeCheckRules:
+    """The rules of a check."""
+    from dlrover_run.features.node_check.rules import NodeCheckRules
+
+    return NodeCheckRules()
+
+
+FEATURE = FeatureFlags(FLAGS, add_rules, part="node_check", keys=KEYS, default_rules=default_rules)

@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 
-from dlrover_run.command_line import access, credentials, rdzv_conf
+from dlrover_run.command_line import access, credentials, rdzv_keys
 from dlrover_run.command_line.parse import CommandLine
 from dlrover_run.command_line.program import Program
 from dlrover_run.command_line.rendezvous import UNNAMED, USUAL, RendezvousArgs, resolve
@@ -246,7 +246,7 @@ def job_elsewhere(flags: FlagValues, environ: Mapping[str, str], program: Progra
     if row is not None and row.kind.ranked:
         raise SpecError("a job with --rdzv-backend=static is known to its own machines only: run this on one of them.")
     rendezvous = resolve(args._replace(backend=backend), UNNAMED)
-    conf = rdzv_conf.parse(*flags.get("rdzv_conf"))
+    conf = rdzv_keys.parse(*flags.get("rdzv_conf"))
     place = access.with_credentials(rendezvous, conf, environ, lambda warning: None)
     return JobSpec(
         # Nothing runs, but a JobSpec needs an entry point.
