@@ -8,7 +8,6 @@ import importlib.util
 import os
 import signal
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from check_nodes import checked, gate  # noqa: F401
 from cluster import Cluster, quiet_port
 from etcd_server import etcd, etcd_certificates, etcd_cluster  # noqa: F401
 from harness import OURS, TORCHRUN, Launcher, Mailbox
+from owned_directory import OwnedDirectory
 from rendezvous_backends import RendezvousBackend, place, shared_etcd, shared_etcd_cluster  # noqa: F401
 
 from dlrover_run.features.local_nodes.network import Network, why_not
@@ -46,8 +46,13 @@ os.register_at_fork(after_in_child=gc.freeze)
 # What a launch keeps in the state directory of the user is removed with the run of the tests. The processes of
 # pytest-xdist inherit it from the one that starts them: they end without removing anything.
 if "PYTEST_XDIST_WORKER" not in os.environ:
-    _STATE = tempfile.TemporaryDirectory(prefix="dlrover-tests-state-")
-    os.environ["XDG_STATE_HOME"] = _STATE.name
+    _STATE = OwnedDirectory("dlrover-tests-state-")
+    os.environ["XDG_STATE_HOME"] = _STATE.path
+
+
+def pytest_unconfigure() -> None:
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        _STATE.close()
 
 
 def pytest_configure(config: pytest.Config) -> None:
