@@ -21,11 +21,12 @@ Celsius = Annotated[int, Meta(ge=-300, le=1000)]
 Watts = Annotated[float, Meta(ge=0, le=1e6)]
 
 
-class DeviceUse(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+class DeviceFigures(msgspec.Struct, frozen=True, omit_defaults=True):
     """One accelerator that a worker uses. `index` is its number on the node as NVML counts. `share` is the part of the
     time in which this worker had it compute, and `memory` the bytes that this worker has allocated there; `busy`,
-    `used` and `total` are those of the whole device. Each is None where the driver does not report it: in a container
-    it names no processes, so that only the whole device is known."""
+    `used` and `total` are those of the whole device, as are its temperature in degrees Celsius and its power in watts.
+    Each is None where the driver does not report it: in a container it names no processes, so that only the whole
+    device is known. An event log has it in this form: what reads one ignores fields that it does not know."""
 
     index: Count
     share: Ratio | None = None
@@ -35,6 +36,10 @@ class DeviceUse(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     total: Total | None = None
     temperature: Celsius | None = None
     power: Watts | None = None
+
+
+class DeviceUse(DeviceFigures, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The same as a node reports it: unknown fields are refused."""
 
 
 class TaskUse(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from dlrover_run.coordination.resource_use import DeviceFigures
 from dlrover_run.words.reasons import Reasons
 
 SCHEMA = 1
@@ -162,21 +163,6 @@ class WorkerProgress(WorkerEvent, frozen=True, kw_only=True, tag="dlrover.worker
     steps: int = 0
     samples: int = 0
     waited: float = 0.0
-
-
-class DeviceFigures(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One accelerator that a worker uses, by its number on the node: the part of the time in which this worker had it
-    compute, and its bytes there, then those of the whole device, with its temperature in degrees Celsius and its power
-    in watts; without those that the driver does not report."""
-
-    index: int
-    share: float | None = None
-    memory: int | None = None
-    busy: float | None = None
-    used: int | None = None
-    total: int | None = None
-    temperature: int | None = None
-    power: float | None = None
 
 
 class WorkerResources(WorkerEvent, frozen=True, kw_only=True, tag="dlrover.worker.resources"):

@@ -14,13 +14,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from msgspec.structs import asdict, replace
+from msgspec.structs import replace
 
 from dlrover_run.coordination.resource_use import MAX_TASKS, NodeUse, TaskUse
 from dlrover_run.devices import holders
 from dlrover_run.devices.capacity import usable_memory
 from dlrover_run.features.events.records import (
-    DeviceFigures,
     Event,
     WorkerEvent,
     WorkerExited,
@@ -197,7 +196,7 @@ class ResourceMonitor:
             limit=self._limit or usable_memory(),
             processors=use.processors,
             processes=use.processes,
-            devices=tuple(DeviceFigures(**asdict(device)) for device in use.devices),
+            devices=use.devices,
         )
 
 

@@ -575,6 +575,22 @@ def test_what_is_sent_is_bounded_and_changes_only_with_its_digits() -> None:
             msgspec.json.decode(msgspec.json.encode({"tasks": [], "use": bad}), type=NodeActivity)
 
 
+def test_a_log_may_have_figures_of_a_device_that_are_not_known_and_a_report_may_not() -> None:
+    device = DeviceUse(3, 0.4, 30 * GIB, 0.99, 50 * GIB, 80 * GIB, 61, 412.3)
+    event = WorkerResources(round=1, rank=0, local_rank=0, pid=7, devices=(device,))
+    line = msgspec.json.encode(event).replace(b'"power":', b'"fan":30,"power":')
+    read = msgspec.json.decode(line, type=WorkerResources).devices[0]
+    assert msgspec.structs.asdict(read) == msgspec.structs.asdict(device)
+    with pytest.raises(msgspec.ValidationError, match="fan"):
+        msgspec.json.decode(line, type=TaskUseLine)
+
+
+class TaskUseLine(msgspec.Struct):
+    """The devices of a line, as a report has them."""
+
+    devices: tuple[DeviceUse, ...]
+
+
 def test_use_alone_is_reported_at_the_rate_of_steps() -> None:
     report = ActivityReport(refresh=5.0)
     take: Callable[[float, NodeUse], bool] = lambda now, one: report.take({}, {}, now, use=one)  # noqa: E731
