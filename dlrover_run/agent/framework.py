@@ -1,7 +1,7 @@
 """The seam between the agent and a framework: what the agent does for all, and what an adapter does for its own tasks.
 
-A task is a process with a role: the workers of a torch round, or a chief, worker, parameter server or evaluator of
-TensorFlow. The adapter holds all that its framework determines: environment, readiness, exit classification.
+A task is a process with a role: the workers of a torch round, or what the adapter of another framework starts. The
+adapter holds all that its framework determines: environment, readiness, exit classification.
 """
 
 from __future__ import annotations

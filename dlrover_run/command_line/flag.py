@@ -36,6 +36,7 @@ class Flag(NamedTuple):
     that the first version accepts. `after` is the flag of its panel behind which a flag of a feature stands in the
     help, empty for the end of the panel. `needs` is the flag without which it has no effect: its name (or
     `name|other`), `name=VALUE` for one of its values (or `name=VALUE|OTHER`), or `name!=VALUE` for any other value.
+    `common` puts a flag of a feature into the short help.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Flag(NamedTuple):
     since: str = FIRST_TORCHRUN
     after: str = ""
     needs: str = ""
+    common: bool = False
 
     @property
     def dest(self) -> str:

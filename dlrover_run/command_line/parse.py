@@ -6,7 +6,7 @@ is accepted if exactly one spelling begins with it. argparse itself cannot be us
 - It looks for flags behind the script too: `train.py --max 3` is refused as ambiguous, and `train.py -- a` loses `--`.
 - Each new flag makes abbreviations ambiguous that torchrun's users type (`--sh`, `--log-`), and a prefix of both
   spellings of one flag is refused. The method that could be overridden is private and changed its result in 3.12.
-- An optional value (`--network-check`) takes the next word, which is the script.
+- A flag with an optional value takes the next word, which is the script.
 
 The rest of the work, help and completion, is typer's (`help.py`).
 """

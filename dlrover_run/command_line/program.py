@@ -27,7 +27,7 @@ class Program:
     subcommands do not import. `about` and `epilog` are the help texts before and after the flags, `usage` the line
     above them. `subcommands` are described in `help.py`. `unsupported` says what to do instead of a flag that
     users bring from `unsupported_from`, by the name without dashes. `ignored_keys` are the keys of `--rdzv-conf` that
-    have no effect. `common` are the flags, by their names, that the short help shows.
+    have no effect. `common` are the flags of the core, by their names, that the short help shows.
     """
 
     name: str
@@ -120,7 +120,6 @@ A drop-in for torchrun: every flag of torchrun 2.13 to 2.15 means the same here.
         "rdzv-endpoint",
         "rdzv-id",
         "max-restarts",
-        "network-check",
         "start-method",
         "log-dir",
     ),

@@ -14,6 +14,7 @@ def short_help(program: Program) -> str:
     """The page, in plain text, so that neither typer nor rich are imported for it. Pure."""
     name = program.name
     flags = [program.by_dest[flag.replace("-", "_")] for flag in program.common]
+    flags += [flag for flag in program.table if flag.common]
     rows = [(f"--{flag.name} {re.split('[|,]', flag.value)[0]}".rstrip(), _clause(flag.help)) for flag in flags]
     return "\n".join(
         (

@@ -14,7 +14,7 @@ def render_restart(reason: str, attempt: int, of: int, after_seconds: float, win
     """A restart: its number and the limit (within `window` seconds, if not 0), how long the workers had run, the
     reason."""
     allowed = f" (at most {of} in {window:g} s)" if window else f" of {of}"
-    return f"{_into_round(after_seconds)}, {_clause(reason)}; restart {attempt}{allowed}"
+    return f"{_into_round(after_seconds)}, {clause(reason)}; restart {attempt}{allowed}"
 
 
 def render_success(seconds: float, restarts: int) -> str:
@@ -23,14 +23,9 @@ def render_success(seconds: float, restarts: int) -> str:
     return f"done after {format_duration(seconds)}{often}"
 
 
-def render_check_before_restart(reason: str, attempt: int) -> str:
-    """The end of a round after which the nodes are checked before the next one, which takes a while."""
-    return f"{_clause(reason)}; a node check comes before restart {attempt}"
-
-
 def render_membership_change(reason: str, ranks: RankAssignment, after_seconds: float) -> str:
     """A new round that uses no restart, because only the set of nodes has changed."""
-    return f"{_into_round(after_seconds)}, {_clause(reason)}; round {ranks.round} with {counted(ranks.nodes, 'node')}"
+    return f"{_into_round(after_seconds)}, {clause(reason)}; round {ranks.round} with {counted(ranks.nodes, 'node')}"
 
 
 def _into_round(seconds: float) -> str:
@@ -89,5 +84,6 @@ def render_waiting(text: str, seconds: float | None) -> str:
     return f"waiting: {text}; at most {left} more"
 
 
-def _clause(sentence: str) -> str:
+def clause(sentence: str) -> str:
+    """A sentence as a part of another one."""
     return " ".join(sentence.split()).rstrip(".")

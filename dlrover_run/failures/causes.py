@@ -138,7 +138,7 @@ def own_message(end: WorkerExit) -> str:
 class Cause(enum.StrEnum):
     """What kind of failure ended a worker, for programs that count failures. The names are stable.
 
-    What the end of a TensorFlow task costs is another list (`parameter_servers.model.EndCause`), where `oom` is
+    What the end of a task of `tf-ps-run` costs is another list (`tf_ps_runner.cluster.model.EndCause`), where `oom` is
     `memory`.
     """
 

@@ -97,7 +97,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--tls-key", metavar="FILE", help="the private key of --tls-cert (PEM)")
     add("--auth-required", action="store_true", help="refuse to run without a token or --tls-ca")
     add("--ready-fd", metavar="N", help="an inherited descriptor that gets one line of JSON when the master listens")
-    add("--report-fd", metavar="N", help="an inherited descriptor that gets the lines about the node check")
+    add("--report-fd", metavar="N", help="an inherited descriptor that gets the lines for the user of this node")
     add("--succeeds", metavar="N,M", help="take over from a master elsewhere that had N nodes, M of which have ended")
     add("--parent-pipe-fd", metavar="N", help="an inherited descriptor of a parent-death pipe: the master ends with it")
     return parser

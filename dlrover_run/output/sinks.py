@@ -35,8 +35,8 @@ the lines of several workers would be joined.
 """
 
 UNFINISHED_SECONDS = 2.0
-"""The same for a console that is no terminal: there is no prompt to answer, but the last output of a worker that hangs
-matters."""
+"""The same for a console that is no terminal: there is no prompt to answer, but the last output of a worker that is
+stuck matters."""
 
 Write = Callable[[memoryview], int]
 """Writes some of the bytes and returns how many; raises BlockingIOError when none can be written now."""

@@ -21,12 +21,6 @@ for the launcher."""
 
 _REQUEUE_COUNTS = (REQUEUE_COUNT, "SLURM_RESTART_COUNT", "JOBSET_RESTART_ATTEMPT")
 
-OWN_DEVICE = "DLROVER_RUN_CHECK_OWN_DEVICE"
-"""The variable that tells a process of the node check that no other local rank has the one device that it sees
-(`features/node_check/check/tasks.py`). Without it, devices that each rank sees alone look like one device that all
-ranks share."""
-
-
 SURVIVOR_VARIABLES = ("DLROVER_SURVIVOR_LINE", "DLROVER_SURVIVOR_TOKEN")
 """The variables of `training.agent_line`: a launcher that runs in a worker of another one passes on none of them."""
 
@@ -85,20 +79,18 @@ def requeue_count(parent: Mapping[str, str]) -> int:
     return int(given) if given.isdecimal() and given.isascii() else 0
 
 
-def check_environments(spec: JobSpec, parent: Mapping[str, str]) -> list[dict[str, str]]:
-    """The environments of the processes of a node check, by local rank: devices and threads are as the workers have
-    them, and there is no round yet.
+def environments_beside_workers(spec: JobSpec, parent: Mapping[str, str]) -> list[dict[str, str]]:
+    """The environments of processes that are no workers, one for each local rank: devices and threads are as the
+    workers have them, and there is no round.
 
     Raises what `worker_environment` raises.
     """
-
     found = []
     for local_rank in range(spec.workers_per_node):
         own = {**parent, "LOCAL_RANK": str(local_rank), "LOCAL_WORLD_SIZE": str(spec.workers_per_node)}
         _bound_threads(own, spec.workers_per_node)
         if spec.virtual_local_rank:
             _show_own_device(own, local_rank)
-            own[OWN_DEVICE] = "1"
         found.append(own)
     return found
 

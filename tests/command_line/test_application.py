@@ -101,7 +101,8 @@ def test_the_short_help_is_a_screen_with_every_command(program: Program) -> None
     assert len(lines) <= 30
     assert max(map(len, lines)) < 80
     listed = [line.split()[0] for line in lines if re.match(r"  \S", line)]
-    assert listed == [*program.subcommands, *(f"--{flag}" for flag in program.common)]
+    of_features = [flag.name for flag in program.table if flag.common]
+    assert listed == [*program.subcommands, *(f"--{flag}" for flag in (*program.common, *of_features))]
 
 
 @pytest.mark.parametrize(

@@ -19,9 +19,9 @@ import pytest
 from harness import only_long
 
 from dlrover_run.features.node_check.check.accelerators import find_accelerator
+from dlrover_run.features.node_check.node.check_workers import check_environments
 from dlrover_run.processes.ports import HeldPort
 from dlrover_run.spec import Entrypoint, JobSpec
-from dlrover_run.workers.environment import check_environments
 
 pytest.importorskip("torch")
 

@@ -27,7 +27,7 @@ FLAGS = (
     Flag("network-check", NODE_CHECK,
         "Before training, find nodes that are faulty or slow: [b]once[/] for each launcher, or [b]always[/], before "
         "each round. A faulty node leaves with exit code 73.",
-        "once|always", const="once", extension=True, choices=CHECK_MODES),
+        "once|always", const="once", extension=True, choices=CHECK_MODES, common=True),
     Flag("comm-perf-test", NODE_CHECK,
         "Check nodes, and show the bandwidth between each pair of nodes.",
         extension=True),

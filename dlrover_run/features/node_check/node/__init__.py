@@ -114,7 +114,8 @@ class NodeCheckReporter:
             return
         self._reported_restarts = assignment.restart_count
         reason = f"rank {failure.rank} {failure.exit_text}" if self._single_node else str(failure)
-        self._console.error(rounds.render_check_before_restart(reason, assignment.restart_count))
+        before = f"a node check comes before restart {assignment.restart_count}"
+        self._console.error(f"{rounds.clause(reason)}; {before}")
 
     def table(self, waiting: Waiting) -> DrawTable | None:
         """What draws the nodes of a check that runs; None if none does."""

@@ -43,6 +43,7 @@ from dlrover_run.features.node_check.node.check_workers import (
     CheckRequest,
     CheckWorkers,
     CheckWorkersLost,
+    check_environments,
     describe_slow,
     device_speeds,
     find_slow,
@@ -54,7 +55,6 @@ from dlrover_run.features.node_check.rules import CHECK_ALWAYS, NodeCheckRules
 from dlrover_run.processes.ports import HeldPort
 from dlrover_run.processes.process import StuckProcess
 from dlrover_run.spec import Entrypoint, JobSpec, SpecError
-from dlrover_run.workers.environment import check_environments
 from dlrover_run.workers.starter import Starter
 
 COMPUTE_SECONDS = 0.5

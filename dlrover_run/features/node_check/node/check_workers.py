@@ -27,6 +27,8 @@ from dlrover_run.features.node_check.decision.model import CPU, CheckKey, CheckT
 from dlrover_run.features.node_check.node.health_table import format_tflops
 from dlrover_run.output.ring import TAIL_BYTES
 from dlrover_run.processes.process import ProcessGroup
+from dlrover_run.spec import JobSpec
+from dlrover_run.workers.environment import environments_beside_workers
 from dlrover_run.workers.specs import Worker, WorkerSpec
 
 MAX_ANSWER = 65_536
@@ -35,7 +37,17 @@ MAX_ANSWER = 65_536
 MAX_LAST_LINE = 200
 """Characters of the last line of a process's standard error that are quoted in the clause about its end."""
 
+OWN_DEVICE = "DLROVER_RUN_CHECK_OWN_DEVICE"
+"""The variable that tells a check process that no other local rank has the one device that it sees (`tasks.py`).
+Without it, devices that each rank sees alone look like one device that all ranks share."""
+
 CheckRequest = Mapping[str, Any]
+
+
+def check_environments(spec: JobSpec, parent: Mapping[str, str]) -> list[dict[str, str]]:
+    """The environments of the check processes, by local rank. Raises what `environments_beside_workers` raises."""
+    own = {OWN_DEVICE: "1"} if spec.virtual_local_rank else {}
+    return [{**environment, **own} for environment in environments_beside_workers(spec, parent)]
 
 
 class CheckReply(msgspec.Struct, frozen=True):
