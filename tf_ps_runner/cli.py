@@ -29,6 +29,7 @@ from dlrover_run.coordination.rules import MAX_NODES, JobRules
 from dlrover_run.exit_reasons import ExitScheme
 from dlrover_run.features.autoscale import flags as autoscale_flags
 from dlrover_run.features.hangs import flags as hangs
+from dlrover_run.rendezvous import backends
 from dlrover_run.rendezvous.backends import MASTER_VARIABLE
 from dlrover_run.spec import (
     DEFAULT_ROLE,
@@ -171,7 +172,10 @@ def _rendezvous_args(flags: FlagValues, environ: Mapping[str, str], *, in_cluste
     by_flag = bool(endpoint.text.strip()) or in_cluster
     by_variable = bool(environ.get(MASTER_VARIABLE, "").strip())
     if backend is not None:
-        flags.choice("rdzv_backend")
+        row = backends.by_word(backend.text)
+        if row is None or not row.kind.coordinated:
+            offered = values.alternatives(backends.words(coordinated=True))
+            raise values.invalid(*backend, "is not valid", f"give {offered}")
     elif role is not None and not (by_flag or by_variable):
         raise SpecError(
             f"{role.source} {role.text} hosts one task of a job on several nodes and needs an endpoint: give "

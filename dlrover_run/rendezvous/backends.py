@@ -168,9 +168,10 @@ def by_word(word: str) -> Backend | None:
     return next((backend for backend in TABLE if word in (*backend.words, *backend.aliases)), None)
 
 
-def words() -> tuple[str, ...]:
-    """The values that `--rdzv-backend` offers."""
-    return tuple(word for backend in TABLE for word in backend.words)
+def words(*, coordinated: bool = False) -> tuple[str, ...]:
+    """The values that `--rdzv-backend` offers; or those for nodes that communicate."""
+    rows = (backend for backend in TABLE if backend.kind.coordinated or not coordinated)
+    return tuple(word for backend in rows for word in backend.words)
 
 
 def open_client(spec: JobSpec, on_change: OnChange, log: Log) -> RendezvousClient:

@@ -19,6 +19,7 @@ from dlrover_run.coordination.rules import JobRules
 from dlrover_run.rendezvous import backends, kinds
 from dlrover_run.rendezvous.backends import key_value
 from dlrover_run.spec import JobSpec, SpecError
+from tf_ps_runner import cli as tf_cli
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -44,6 +45,13 @@ def test_the_command_line_takes_its_name(shelf: Shelf) -> None:
         parse([*FLAGS, "--no-python", "true"], {})
     with pytest.raises(SpecError, match=r"give c10d, etcd, shelf or static, or leave it out"):
         parse(["--rdzv-backend=shelve", "--no-python", "true"], {})
+
+
+def test_the_command_line_of_parameter_servers_takes_its_name(shelf: Shelf) -> None:
+    line = ["--role=ps", "--rdzv-backend=shelf", "--rdzv-endpoint=shelf0"]
+    assert tf_cli.parse([*line, __file__], {}).job.rendezvous == kinds.Store((("shelf0", 7),), name="shelf")
+    with pytest.raises(SpecError, match=r"--rdzv-backend 'static' is not valid: give c10d, master, etcd or shelf"):
+        tf_cli.parse(["--role=ps", "--rdzv-backend=static", "--rdzv-endpoint=a", __file__], {})
 
 
 def test_flags_that_have_no_effect_with_it_are_warned_of(shelf: Shelf) -> None:

@@ -11,6 +11,7 @@ from dlrover_run.command_line.flag import FAILURES, Flag
 from dlrover_run.command_line.flags import BY_DEST
 from dlrover_run.command_line.program import OPERATOR_COMMANDS, Program, Subcommand
 from dlrover_run.command_line.values import alternatives
+from dlrover_run.rendezvous import backends
 from tf_ps_runner.cluster import rules
 
 PREFIX = "TF_PS_RUN_"
@@ -53,7 +54,7 @@ TABLE: tuple[Flag, ...] = (
         "of a cluster hosts its share of all tasks, and any other machine as many of each role as the job may have.",
         "ROLE", choices=ROLE_CHOICES),
     _flag("sparse", CLUSTER, "List in TF_CONFIG only the task itself, the chief and the servers, by their index."),
-    _shared("rdzv_backend", default=None, choices=("master", "c10d", "etcd"),
+    _shared("rdzv_backend", default=None, choices=backends.words(coordinated=True),
         help="How nodes find each other: [b]master[/] or [b]c10d[/] (the same), through a master at the endpoint; "
         "[b]etcd[/], through an etcd (v3). A job on one machine needs none."),
     _shared("rdzv_endpoint"),
