@@ -26,8 +26,8 @@ from core.processes import classify, processor_time
 from core.report import RESULTS, save_table
 from core.run import Run
 
-from dlrover_run.features.observe.page import VARIABLE
-from dlrover_run.features.observe.pages import ProgressPages
+from dlrover_run.observe.page import VARIABLE
+from dlrover_run.observe.pages import ProgressPages
 
 WORKERS = 8
 RATE = 1_000.0
@@ -53,8 +53,8 @@ TURNS = ("off", "on", "on", "off")
 
 WORKER = """
 import sys, time
-from dlrover_run.features.observe import page
-from dlrover_run.features.observe.page import StepSource
+from dlrover_run.observe import page
+from dlrover_run.observe.page import StepSource
 work, block, blocks, paced = float(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
 due = time.monotonic()
 

@@ -30,7 +30,7 @@ from dlrover_run.coordination.model import (
     RoundKey,
     Waiting,
 )
-from dlrover_run.features.events.records import Event, Events
+from dlrover_run.events.records import Event, Events
 from dlrover_run.output.relay_client import RelayClient
 from dlrover_run.output.run_directory import create_run_dir, make_temp_dir
 from dlrover_run.processes import tree, watchdog

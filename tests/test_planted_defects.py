@@ -62,13 +62,13 @@ DEFECTS = {
         "test_gloo_connections.py::test_the_connections_of_a_group_end_and_no_others",
     ),
     "a reader of a progress page takes a record that is being written": Defect(
-        "dlrover_run/features/observe/page.py",
+        "dlrover_run/observe/page.py",
         "if len(checksum) < _CHECKSUM.size or _CHECKSUM.pack(zlib.crc32(record)) != checksum:",
         "if len(checksum) < _CHECKSUM.size:",
         "test_progress_interleavings.py::test_no_interleaving_of_stores_and_loads_shows_a_torn_record",
     ),
     "a writer of a progress page overwrites its last record": Defect(
-        "dlrover_run/features/observe/page.py",
+        "dlrover_run/observe/page.py",
         "start = self._area + (number & 1) * SLOT_BYTES",
         "start = self._area",
         "test_progress_interleavings.py::test_the_last_complete_record_is_read_between_any_two_stores",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from dlrover_run.features.events.records import WorkerStalled
+from dlrover_run.events.records import WorkerStalled
 from dlrover_run.features.hangs.search.guilt import GuiltCode
 from dlrover_run.words.reasons import render
 from stall_matrix.kinds import BY_NAME, SCRIPT, Key

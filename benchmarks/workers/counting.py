@@ -11,7 +11,7 @@ from pathlib import Path
 
 from reporting import report
 
-from dlrover_run.features.observe import page
+from dlrover_run.observe import page
 
 CONNECTIONS = 16
 NOTE_INTERVAL = 1.0

@@ -10,7 +10,7 @@ import signal
 import time
 from pathlib import Path
 
-from dlrover_run.features.observe import page
+from dlrover_run.observe import page
 
 folder = Path(os.environ["BENCHMARK_RUN"])
 save_every, begins_after = os.environ["BENCHMARK_TRUTH"].split()

@@ -26,14 +26,14 @@ from dlrover_run.console.rounds import render_shutdown
 from dlrover_run.coordination.activity import NodeActivity
 from dlrover_run.coordination.bounds import MAX_WHAT
 from dlrover_run.coordination.model import OVER
+from dlrover_run.events.event_log import AssignmentEvents, log_opened
+from dlrover_run.events.live import LiveLedger
+from dlrover_run.events.records import NO_EVENTS, AgentEnded, Events, StopRequested, WatchFailed
+from dlrover_run.events.stream import EventStream
 from dlrover_run.failures.guard import guarded
-from dlrover_run.features.events.event_log import AssignmentEvents, log_opened
-from dlrover_run.features.events.live import LiveLedger
-from dlrover_run.features.events.records import NO_EVENTS, AgentEnded, Events, StopRequested, WatchFailed
-from dlrover_run.features.events.stream import EventStream
-from dlrover_run.features.observe.activity_report import REFRESH_INTERVAL, ActivityReport, with_activity
-from dlrover_run.features.observe.tick import EARLY, RETRY_INTERVAL, SAMPLE_INTERVAL, Activities, Tick
 from dlrover_run.features.operate.agent_socket import AgentSocket
+from dlrover_run.observe.activity_report import REFRESH_INTERVAL, ActivityReport, with_activity
+from dlrover_run.observe.tick import EARLY, RETRY_INTERVAL, SAMPLE_INTERVAL, Activities, Tick
 from dlrover_run.output.relay_client import RelayClient
 from dlrover_run.output.run_directory import RunDir
 from dlrover_run.processes import tree

@@ -22,9 +22,9 @@ from dlrover_run.agent.shutdown import ShutdownRequest
 from dlrover_run.console.console import Console
 from dlrover_run.coordination.activity import NodeActivity
 from dlrover_run.coordination.model import Assignment, NodeReport
-from dlrover_run.features.events.stream import EventStream
-from dlrover_run.features.observe.page import Progress
-from dlrover_run.features.observe.tick import Activities, Tick
+from dlrover_run.events.stream import EventStream
+from dlrover_run.observe.page import Progress
+from dlrover_run.observe.tick import Activities, Tick
 from dlrover_run.output.relay_client import RelayClient
 from dlrover_run.output.run_directory import RunDir
 from dlrover_run.processes.orphans import OrphanKiller

@@ -19,10 +19,10 @@ from dlrover_run.agent.result import JobResult
 from dlrover_run.console.console import Console, is_verbose, open_console
 from dlrover_run.console.rounds import render_success
 from dlrover_run.coordination.model import Failure
+from dlrover_run.events.event_log import log_opened, open_event_log
+from dlrover_run.events.recent import RecentEvents
 from dlrover_run.exit_reasons import ExitReason
 from dlrover_run.failures.worker_exit import WorkerExit
-from dlrover_run.features.events.event_log import log_opened, open_event_log
-from dlrover_run.features.events.recent import RecentEvents
 from dlrover_run.output.relay_client import RelayClient
 from dlrover_run.output.run_directory import RunDir, make_temp_dir, remove_run_dir
 from dlrover_run.processes import tree

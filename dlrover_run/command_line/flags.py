@@ -29,6 +29,7 @@ START_METHODS = ("spawn", "fork", "forkserver")
 EVENT_LOGS = ("null", "console")
 NUMA_BINDINGS = ("node", "socket", "exclusive", "core-complex")
 EXIT_SCHEMES = ("precise", "torchrun", "kubernetes")
+PROGRESS_SOURCES = ("auto", "optimizer")
 CLUSTERS = ("auto", "none", "slurm", "kubernetes", "mpi", "lsf", "pbs", "sagemaker", "vertex")
 
 SHELLS = ("bash", "zsh", "tcsh", "fish")
@@ -119,6 +120,10 @@ CORE: tuple[Flag, ...] = (
         "SCHEME", "precise", extension=True, choices=EXIT_SCHEMES),
     Flag("compat-exit-codes", FAILURES, "The same as --exit-codes=torchrun.", extension=True),
     Flag("log-dir", OUTPUT, "Directory of the log files; /dev/null forbids any file.", "DIR", files="directory"),
+    Flag("journal", OUTPUT,
+        "Directory of the event log, JSON lines with what happened and when; /dev/null forbids it "
+        "[dim](else with the log files of --log-dir, or in ~/.local/state/dlrover-run)[/].",
+        "DIR", extension=True, files="directory"),
     Flag("redirects", OUTPUT,
         "Write output to files: 1 stdout, 2 stderr, 3 both; or for some local ranks, as in 0:3,1:2.",
         "STREAMS", "0", short="-r"),
@@ -136,6 +141,14 @@ CORE: tuple[Flag, ...] = (
     Flag("event-log-handler", OUTPUT,
         "Where events are logged: [b]null[/] nowhere, [b]console[/] as JSON lines.",
         "NAME", "null", choices=EVENT_LOGS),
+    Flag("progress", PROGRESS,
+        "What counts the steps of a worker, beside the script's own reports: [b]auto[/] the sampler of "
+        "dlrover_run.training, [b]optimizer[/] torch's optimizer too.",
+        "SOURCE", "auto", extension=True, choices=PROGRESS_SOURCES),
+    Flag("progress-regex", PROGRESS,
+        "Count the steps that a worker prints: a regular expression whose first group is the number of the step, as in "
+        "'step (\\\\d+)'; without a group each line that matches is a step.",
+        "REGEX", "", extension=True),
     Flag("virtual-local-rank", DEVICES, "Give every worker local rank 0 and only its own GPU."),
     Flag("numa-binding", DEVICES,
         "Bind each worker to the CPUs near its GPU: [b]node[/], [b]socket[/], [b]exclusive[/] or [b]core-complex[/].",

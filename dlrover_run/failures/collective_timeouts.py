@@ -15,7 +15,7 @@ import msgspec
 from dlrover_run.failures import collective_errors
 from dlrover_run.failures.causes import own_message
 from dlrover_run.failures.worker_exit import WorkerExit
-from dlrover_run.features.observe.processes import read_worker
+from dlrover_run.observe.processes import read_worker
 
 MAX_NAMED = 3
 """Maximum workers that the clause names."""

@@ -75,8 +75,6 @@ FEATURES = (
     Feature("node_check", flags=True, parts=("node_check",), codes=("health",), node=by_assignment),
     Feature("parameter_servers", "tf_ps_runner.cluster", parts=("parameter_servers",)),
     Feature("local_nodes", flags=True),
-    Feature("events", flags=True),
-    Feature("observe", flags=True),
     Feature("hangs", flags=True, parts=("stalls", "stragglers"), codes=("stall", "straggler"), node=by_settings),
     Feature("survivors", flags=True, parts=("survivors",), node=by_rules),
     Feature("autoscale", flags=True, parts=("autoscale",), node=by_assignment),

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 
-from dlrover_run.features.observe.page import Area, StepSource, Writer, open_writer
+from dlrover_run.observe.page import Area, StepSource, Writer, open_writer
 from dlrover_run.output.lines import LineCutter
 
 LINE_BYTES = 2048

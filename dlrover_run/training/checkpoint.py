@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dlrover_run.features.observe import page
+from dlrover_run.observe import page
 from dlrover_run.training import peers
 from dlrover_run.training.last_step import STOP_SIGNALS, LastStep
 from dlrover_run.training.memory_line import MemoryLine, NotHeld, state_size

@@ -8,7 +8,7 @@ import select
 from contextlib import suppress
 from pathlib import Path
 
-from dlrover_run.features.observe import page
+from dlrover_run.observe import page
 
 MARK_VARIABLE = "DLROVER_CHECKPOINT_MARK"
 """The variable with which `dlrover-run` names a file to which the step of each checkpoint is written, as a line: a job

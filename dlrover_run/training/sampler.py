@@ -22,7 +22,7 @@ import torch
 from torch.utils.data import Dataset
 from torch.utils.data.distributed import DistributedSampler
 
-from dlrover_run.features.observe import page
+from dlrover_run.observe import page
 
 logger = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ VARIABLE = "DLROVER_WORKER_START"
 """What to install in the worker, separated by commas; removed before the script begins."""
 
 OPTIMIZER_STEPS = "optimizer-steps"
-"""Count the steps of torch's optimizer (`features/observe/optimizer_steps.py`)."""
+"""Count the steps of torch's optimizer (`observe/optimizer_steps.py`)."""
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 PACKAGE = os.path.dirname(HERE)
@@ -31,8 +31,8 @@ def begin() -> None:
     wanted = os.environ.pop(VARIABLE, "").split(",")
     try:
         if OPTIMIZER_STEPS in wanted:
-            page = load("dlrover_run.features.observe.page")
-            load("dlrover_run.features.observe.optimizer_steps").install(page.add, int(page.StepSource.OPTIMIZER))
+            page = load("dlrover_run.observe.page")
+            load("dlrover_run.observe.optimizer_steps").install(page.add, int(page.StepSource.OPTIMIZER))
     except Exception as error:
         print(f"dlrover-run: a worker starts without {wanted}: {error!r}; please report it", file=sys.stderr)
 

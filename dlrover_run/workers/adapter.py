@@ -19,8 +19,8 @@ from dlrover_run.agent.result import JobResult, TaskResults, describe_unused, wo
 from dlrover_run.coordination.model import OVER, Assignment, NodeReport, PlanPhase, RoundKey
 from dlrover_run.failures.error_file import copy_root_cause
 from dlrover_run.failures.worker_exit import WorkerExit
-from dlrover_run.features.observe.page import Progress
-from dlrover_run.features.observe.tick import Activities
+from dlrover_run.observe.page import Progress
+from dlrover_run.observe.tick import Activities
 from dlrover_run.processes.process import StuckProcess
 from dlrover_run.workers.feature import WaitDetails
 from dlrover_run.workers.reporter import EventLog, ProgressReporter

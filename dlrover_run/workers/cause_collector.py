@@ -8,12 +8,12 @@ from collections.abc import Callable, Collection
 
 from msgspec.structs import replace
 
+from dlrover_run.events.records import Events
 from dlrover_run.failures import causes
 from dlrover_run.failures.collective_timeouts import LiveWorker, find_absent_workers, inspect_worker
 from dlrover_run.failures.guard import guarded
 from dlrover_run.failures.oom_kills import NOTE_INTERVAL, OomKillCounters
 from dlrover_run.failures.worker_exit import WorkerExit
-from dlrover_run.features.events.records import Events
 from dlrover_run.output.relay_client import RelayClient
 from dlrover_run.processes.process import ProcessGroup
 from dlrover_run.workers.exits import build_worker_exit, failure_event, read_stderr

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable
 
 from dlrover_run.coordination.model import PlannedChange
-from dlrover_run.features.events.records import CheckpointSeen, Events
+from dlrover_run.events.records import CheckpointSeen, Events
 
 MARK_VARIABLE = "DLROVER_CHECKPOINT_MARK"
 """The variable of a worker that names the file to which a line is written after a checkpoint: its step, or anything

@@ -7,12 +7,12 @@ import os
 from msgspec.structs import replace
 
 from dlrover_run.coordination.bounds import MAX_TRACE, MAX_WHAT
+from dlrover_run.events.records import WorkerExited, WorkerFailed
 from dlrover_run.failures import causes
 from dlrover_run.failures.error_file import read_error_file
 from dlrover_run.failures.guard import guarded
 from dlrover_run.failures.oom_kills import OomKillCounters
 from dlrover_run.failures.worker_exit import WorkerExit
-from dlrover_run.features.events.records import WorkerExited, WorkerFailed
 from dlrover_run.output.destinations import RankStreams, log_path
 from dlrover_run.output.ring import read_log_tail
 from dlrover_run.workers.specs import Worker

@@ -11,10 +11,10 @@ from collections.abc import Callable, Collection
 from dlrover_run.agent.shutdown import ShutdownRequest
 from dlrover_run.coordination.model import RoundKey
 from dlrover_run.devices import holders
+from dlrover_run.events.records import NO_EVENTS, Events, WorkerKept, WorkerReady, WorkerStarted
 from dlrover_run.failures.guard import guarded
 from dlrover_run.failures.worker_exit import WorkerExit
-from dlrover_run.features.events.records import NO_EVENTS, Events, WorkerKept, WorkerReady, WorkerStarted
-from dlrover_run.features.observe.round_progress import RoundProgress
+from dlrover_run.observe.round_progress import RoundProgress
 from dlrover_run.output.relay_client import RelayClient
 from dlrover_run.processes import tree
 from dlrover_run.processes.process import ProcessGroup

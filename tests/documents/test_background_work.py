@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 DETACHED = {
     "dlrover_run/features/local_nodes/cluster_master.py": 1,
     "dlrover_run/features/node_check/node/check_runner.py": 3,
-    "dlrover_run/features/observe/tick.py": 1,
+    "dlrover_run/observe/tick.py": 1,
     "dlrover_run/features/operate/find.py": 1,
     "dlrover_run/features/operate/pipe.py": 2,
     "dlrover_run/features/operate/top.py": 2,

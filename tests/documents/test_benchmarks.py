@@ -57,7 +57,7 @@ from stall_matrix import report as stall_report
 from stall_matrix import trial as stall_trial
 from tf_recovery import OF_WORKER
 
-from dlrover_run.features.events.records import CheckpointSeen, LogOpened, WorkerExited, WorkerReady, WorkerStalled
+from dlrover_run.events.records import CheckpointSeen, LogOpened, WorkerExited, WorkerReady, WorkerStalled
 from dlrover_run.features.hangs.search.guilt import GuiltCode
 from dlrover_run.features.inspect.ledger import Ledger, PlaceTimes
 from dlrover_run.features.inspect.reader import AgentLog

@@ -17,9 +17,9 @@ from doc_pages import DOCS, ROOT
 from dlrover_run.cli import parse
 from dlrover_run.command_line import rdzv_keys
 from dlrover_run.coordination.rules import JobRules
+from dlrover_run.events.records import AnyEvent, Event, name_of
+from dlrover_run.events.writer import KEPT_FILES, MAX_BYTES
 from dlrover_run.failures.causes import Cause
-from dlrover_run.features.events.records import AnyEvent, Event, name_of
-from dlrover_run.features.events.writer import KEPT_FILES, MAX_BYTES
 from dlrover_run.features.node_check.rules import NodeCheckRules
 
 FAULTS, _, TIMES = (DOCS / "failures.md").read_text().partition("## The times")

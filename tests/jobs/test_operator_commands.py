@@ -16,8 +16,8 @@ from harness import OURS, WAIT, Finished, finish, run, start
 from dlrover_run import exit_codes
 from dlrover_run.command_line import help
 from dlrover_run.command_line.program import DLROVER_RUN
-from dlrover_run.features.events.records import FILE_NAME, LogOpened, WorkerFailed
-from dlrover_run.features.events.writer import EventFile
+from dlrover_run.events.records import FILE_NAME, LogOpened, WorkerFailed
+from dlrover_run.events.writer import EventFile
 from dlrover_run.features.operate.asker import NO_JOB, REFUSED
 
 NAME = f"operated-{os.getpid()}"

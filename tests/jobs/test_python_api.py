@@ -173,7 +173,7 @@ def finders() -> list[str]:
 @pytest.mark.long
 def test_the_steps_of_a_function_s_optimizer_are_counted() -> None:
     found = dlrover_run.elastic_launch(config(1, progress="optimizer"), finders)()
-    assert "dlrover_run.features.observe.optimizer_steps" in found[0]
+    assert "dlrover_run.observe.optimizer_steps" in found[0]
 
 
 @pytest.mark.parametrize("end", [sys.exit, leave])

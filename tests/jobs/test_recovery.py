@@ -13,7 +13,7 @@ import psutil
 import pytest
 from harness import OURS, WAIT, WORKERS, Mailbox, finish, launch, start
 
-from dlrover_run.features.events.records import WorkerExited
+from dlrover_run.events.records import WorkerExited
 from dlrover_run.features.inspect.ledger import build_ledger
 from dlrover_run.features.inspect.reader import read_logs
 from dlrover_run.features.inspect.timeline import TimePhase

@@ -7,7 +7,7 @@ import signal
 import pytest
 from harness import Mailbox, finish, launch
 
-from dlrover_run.features.events.records import WorkerFailed, WorkerStalled
+from dlrover_run.events.records import WorkerFailed, WorkerStalled
 from dlrover_run.features.hangs.search.guilt import GuiltCode
 from dlrover_run.features.inspect.reader import merged, read_logs
 

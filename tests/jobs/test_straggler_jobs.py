@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from harness import Mailbox, finish, launch
 
-from dlrover_run.features.events.records import StragglerFound
+from dlrover_run.events.records import StragglerFound
 from dlrover_run.features.inspect.reader import NoEventLog, merged, read_logs
 from dlrover_run.features.inspect.why import Question, explain
 

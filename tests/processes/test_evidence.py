@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from dlrover_run.features.observe import processes, sock_diag
-from dlrover_run.features.observe.records import summarize
-from dlrover_run.features.observe.sample import Sampler
-from dlrover_run.features.observe.sock_diag import SockDiag, SocketCounters, TooManySockets, parse
-from dlrover_run.features.observe.waits import Waits, read_main_thread
+from dlrover_run.observe import processes, sock_diag
+from dlrover_run.observe.records import summarize
+from dlrover_run.observe.sample import Sampler
+from dlrover_run.observe.sock_diag import SockDiag, SocketCounters, TooManySockets, parse
+from dlrover_run.observe.waits import Waits, read_main_thread
 
 WAIT = 30
 

@@ -32,7 +32,7 @@ print("trained", flush=True)
 PLANTED = """
 import sys
 from dlrover_run.workers import cause_collector, exits
-from dlrover_run.features.observe.round_progress import RoundProgress
+from dlrover_run.observe.round_progress import RoundProgress
 from dlrover_run.workers.startup_probe import StartupProbe
 from dlrover_run.failures import causes, tracebacks
 from dlrover_run.failures.oom_kills import OomKillCounters

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from dlrover_run.features.observe.page import AREA_BYTES, PAGE_BYTES, Area, StepSource, Writer, decode
-from dlrover_run.features.observe.pages import ProgressPages
+from dlrover_run.observe.page import AREA_BYTES, PAGE_BYTES, Area, StepSource, Writer, decode
+from dlrover_run.observe.pages import ProgressPages
 from dlrover_run.output.log_steps import (
     BLOCK_BYTES,
     LINE_BYTES,

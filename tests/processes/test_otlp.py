@@ -16,8 +16,8 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsSer
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from dlrover_run import exit_codes
-from dlrover_run.features.events import records
-from dlrover_run.features.events.writer import EventFile
+from dlrover_run.events import records
+from dlrover_run.events.writer import EventFile
 from dlrover_run.features.inspect.reader import AgentLog
 from dlrover_run.features.inspect.spans import UNFINISHED, build_trace
 from dlrover_run.features.operate.asker import REFUSED

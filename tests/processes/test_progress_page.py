@@ -13,12 +13,12 @@ from collections.abc import Iterator
 import pytest
 from harness import WAIT
 
-from dlrover_run.features.observe.page import VARIABLE, Area, Progress, StepSource, open_writer
-from dlrover_run.features.observe.pages import ProgressPages
+from dlrover_run.observe.page import VARIABLE, Area, Progress, StepSource, open_writer
+from dlrover_run.observe.pages import ProgressPages
 
 SAME = """
 import mmap, os
-from dlrover_run.features.observe import page
+from dlrover_run.observe import page
 # One that stores each step, as a worker with long steps does.
 fd = os.open(os.environ[page.VARIABLE], os.O_RDWR)
 writer = page.Writer(mmap.mmap(fd, page.PAGE_BYTES), page.Area.WORKER)
@@ -32,7 +32,7 @@ WRITES = 50_000
 
 BOUNDED = f"""
 import mmap, os, sys
-from dlrover_run.features.observe import page
+from dlrover_run.observe import page
 
 class Words(mmap.mmap):
     # A whole record is copied before another process looks, nearly always: here each word is a store of its own.
@@ -148,7 +148,7 @@ def test_the_last_record_of_a_stopped_and_of_a_killed_writer_is_read(pages: Prog
 def test_a_child_of_the_worker_does_not_write(pages: ProgressPages) -> None:
     forked = """
 import os
-from dlrover_run.features.observe import page
+from dlrover_run.observe import page
 page.add(page.StepSource.REPORT)
 child = os.fork()
 page.add(page.StepSource.REPORT)
@@ -160,9 +160,9 @@ print(os.waitpid(child, 0)[1])
     assert read(pages).steps == 2
     spawned = """
 import subprocess, sys
-from dlrover_run.features.observe import page
+from dlrover_run.observe import page
 page.add(page.StepSource.REPORT)
-child = "from dlrover_run.features.observe import page; print(page.own_writer())"
+child = "from dlrover_run.observe import page; print(page.own_writer())"
 subprocess.run([sys.executable, "-c", child], check=True)
 """
     assert printed(spawned, pages.path(0)) == "None\n"
@@ -171,7 +171,7 @@ subprocess.run([sys.executable, "-c", child], check=True)
 
 def test_the_last_steps_of_a_worker_are_stored_when_it_ends(pages: ProgressPages) -> None:
     short = """
-from dlrover_run.features.observe import page
+from dlrover_run.observe import page
 for _ in range(100):
     page.add(page.StepSource.REPORT)
 """
@@ -187,7 +187,7 @@ def test_when_the_script_was_over_is_known_unless_the_process_was_cut_off(
 ) -> None:
     script = f"""
 import os
-from dlrover_run.features.observe import page
+from dlrover_run.observe import page
 page.add(page.StepSource.REPORT)
 {how}
 """
@@ -205,7 +205,7 @@ def test_the_relay_writes_beside_the_worker_and_the_worker_takes_precedence(page
     assert log is not None
     log.add(StepSource.LOG, 17, 0, 0.0)
     assert read(pages)[:5:4] == (17, StepSource.LOG)
-    assert printed("from dlrover_run.features.observe import page; page.add(4)", pages.path(0)) == ""
+    assert printed("from dlrover_run.observe import page; page.add(4)", pages.path(0)) == ""
     assert read(pages)[:5:4] == (1, StepSource.REPORT)
 
 
@@ -216,7 +216,4 @@ def test_a_worker_cannot_truncate_its_page(pages: ProgressPages) -> None:
 
 @pytest.mark.parametrize("page", ["", "/nowhere", "/dev/null"])
 def test_without_a_page_a_report_has_no_effect(page: str) -> None:
-    assert (
-        printed("from dlrover_run.features.observe import page; page.add(4); print(page.own_writer())", page)
-        == "None\n"
-    )
+    assert printed("from dlrover_run.observe import page; page.add(4); print(page.own_writer())", page) == "None\n"

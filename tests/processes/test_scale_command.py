@@ -15,10 +15,10 @@ import pytest
 from harness import WAIT
 
 from dlrover_run.coordination.model import Assignment, NodeKey, NodeReport
+from dlrover_run.events.records import Event, Events, ScaleCommandEnded
 from dlrover_run.features.autoscale.command import CommandKey, CommandResult, CommandRun
 from dlrover_run.features.autoscale.model import AutoscaleAssignment, AutoscaleNodeReport
 from dlrover_run.features.autoscale.scale_command import JOB_VARIABLE, NODES_VARIABLE, ScaleCommand
-from dlrover_run.features.events.records import Event, Events, ScaleCommandEnded
 
 NODE = NodeKey("a", "1")
 PYTHON = (sys.executable, "-c")

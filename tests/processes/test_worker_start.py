@@ -17,9 +17,9 @@ import pytest
 from harness import WAIT
 from msgspec.structs import replace
 
-from dlrover_run.features.observe.optimizer_steps import OptimizerHook
-from dlrover_run.features.observe.page import VARIABLE, Progress, StepSource
-from dlrover_run.features.observe.pages import ProgressPages
+from dlrover_run.observe.optimizer_steps import OptimizerHook
+from dlrover_run.observe.page import VARIABLE, Progress, StepSource
+from dlrover_run.observe.pages import ProgressPages
 from dlrover_run.processes.process import ProcessSpec
 from dlrover_run.spec import Entrypoint, JobSpec
 from dlrover_run.workers import starter
@@ -110,8 +110,8 @@ def test_children_of_the_worker_run_no_start_up_code(directory: Path) -> None:
     finders = "import sys; print([getattr(finder, '__module__', '') for finder in sys.meta_path])"
     script = f"import subprocess, sys\n{finders}\nsubprocess.run([sys.executable, '-c', {finders!r}])"
     own, of_child = spawned(directory, script).splitlines()
-    assert "dlrover_run.features.observe.optimizer_steps" in own
-    assert "dlrover_run.features.observe" not in of_child
+    assert "dlrover_run.observe.optimizer_steps" in own
+    assert "dlrover_run.observe" not in of_child
 
 
 def test_the_steps_of_the_first_optimizer_are_counted(directory: Path, pages: ProgressPages) -> None:
@@ -120,7 +120,7 @@ def test_the_steps_of_the_first_optimizer_are_counted(directory: Path, pages: Pr
 
 
 def test_a_report_of_the_script_takes_precedence_in_the_same_page(directory: Path, pages: ProgressPages) -> None:
-    script = f"{TRAIN}\nfrom dlrover_run.features.observe import page\npage.add(page.StepSource.REPORT)\nfirst.step()"
+    script = f"{TRAIN}\nfrom dlrover_run.observe import page\npage.add(page.StepSource.REPORT)\nfirst.step()"
     spawned(directory, script, **{VARIABLE: pages.path(0)})
     assert counted(pages)[:5:4] == (1, StepSource.REPORT)
 

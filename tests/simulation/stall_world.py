@@ -30,9 +30,9 @@ from dlrover_run.features.hangs.search.round_detectors import RoundDetectors
 from dlrover_run.features.hangs.stacks.stacks import Frame, Stack, Thread
 from dlrover_run.features.hangs.stalls.observer import StallObserver
 from dlrover_run.features.hangs.stalls.rules import StallRules
-from dlrover_run.features.observe.processes import ProcessFigures, WorkerFigures
-from dlrover_run.features.observe.records import Evidence, Traffic
-from dlrover_run.features.observe.tick import Tick
+from dlrover_run.observe.processes import ProcessFigures, WorkerFigures
+from dlrover_run.observe.records import Evidence, Traffic
+from dlrover_run.observe.tick import Tick
 from simulation.timeline import Broken
 
 KEY = RoundKey(1, 1)

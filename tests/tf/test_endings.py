@@ -15,7 +15,7 @@ from dlrover_run.agent.result import JobEnd, resolve_result
 from dlrover_run.coordination.model import Assignment, Failure, PlanPhase, RoundKey
 from dlrover_run.failures.causes import describe_exit
 from dlrover_run.failures.worker_exit import WorkerExit
-from dlrover_run.features.observe.page import StepSource
+from dlrover_run.observe.page import StepSource
 from dlrover_run.output.destinations import Inherited, RankStreams
 from dlrover_run.words.reasons import sentence
 from tf_ps_runner.agent.exits import (

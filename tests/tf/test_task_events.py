@@ -6,9 +6,7 @@ import signal
 from types import SimpleNamespace
 from typing import Any
 
-from dlrover_run.failures.causes import Cause
-from dlrover_run.failures.worker_exit import WorkerExit
-from dlrover_run.features.events.records import (
+from dlrover_run.events.records import (
     CheckpointRestored,
     CheckpointSeen,
     Event,
@@ -19,6 +17,8 @@ from dlrover_run.features.events.records import (
     WorkerReady,
     WorkerStarted,
 )
+from dlrover_run.failures.causes import Cause
+from dlrover_run.failures.worker_exit import WorkerExit
 from tf_ps_runner.agent.protocol import Ready, Restored, Saved, Step
 from tf_ps_runner.agent.task_events import TaskEvents
 from tf_ps_runner.cluster.model import EndCause, PlannedTask, Role, TaskEnd, TaskKey

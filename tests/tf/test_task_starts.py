@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from dlrover_run.agent.reconcile import Reserve, Start
-from dlrover_run.features.events.records import NO_EVENTS
+from dlrover_run.events.records import NO_EVENTS
 from dlrover_run.output.run_directory import RunDir
 from dlrover_run.spec import Entrypoint, JobSpec
 from tf_ps_runner.agent.report import EventPrinter

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from harness import OURS, Finished, Launcher, finish, only_long, run, start
 
-from dlrover_run.features.events.records import FILE_NAME
+from dlrover_run.events.records import FILE_NAME
 
 pytestmark = pytest.mark.torchrun
 

@@ -15,7 +15,7 @@ from dlrover_run.agent.result import JobResult, TaskResults
 from dlrover_run.coordination.activity import NodeActivity
 from dlrover_run.coordination.model import OVER, Assignment, NodePhase, NodeReport, Waiting
 from dlrover_run.coordination.parts import with_part
-from dlrover_run.features.observe.page import Progress
+from dlrover_run.observe.page import Progress
 from dlrover_run.workers.starter import Starter
 from tf_ps_runner.agent.channel import TaskChannel
 from tf_ps_runner.agent.desired import desired_tasks, task_states

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from dlrover_run.agent.framework import AgentServices
 from dlrover_run.agent.reconcile import Action, Release, Reserve, Start, Stop, StopMode, WaitForPeers
 from dlrover_run.failures.worker_exit import WorkerExit
-from dlrover_run.features.observe.page import Progress
+from dlrover_run.observe.page import Progress
 from dlrover_run.processes.ports import PortPool
 from dlrover_run.processes.process import ManagedProcess, ProcessSpec, StuckProcess
 from dlrover_run.workers.starter import Starter

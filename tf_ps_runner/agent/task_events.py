@@ -6,9 +6,7 @@ import time
 from typing import Any
 
 from dlrover_run.coordination.bounds import MAX_TRACE
-from dlrover_run.failures import causes
-from dlrover_run.failures.worker_exit import WorkerExit
-from dlrover_run.features.events.records import (
+from dlrover_run.events.records import (
     CheckpointRestored,
     CheckpointSeen,
     Events,
@@ -19,6 +17,8 @@ from dlrover_run.features.events.records import (
     WorkerStalled,
     WorkerStarted,
 )
+from dlrover_run.failures import causes
+from dlrover_run.failures.worker_exit import WorkerExit
 from dlrover_run.processes import tree
 from dlrover_run.processes.process import ManagedProcess
 from dlrover_run.words.reasons import Reasons

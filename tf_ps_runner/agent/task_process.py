@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 
 from dlrover_run.agent.reconcile import StopMode
-from dlrover_run.features.observe.page import Phase, Progress, StepSource
+from dlrover_run.observe.page import Phase, Progress, StepSource
 from dlrover_run.processes.process import ManagedProcess, ProcessSpec
 from tf_ps_runner.agent.desired import LocalTask
 from tf_ps_runner.agent.protocol import Note, OrderMessage, ProcessHello, Ready, Restored, Saved, Step, TaskEvent

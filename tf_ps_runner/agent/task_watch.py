@@ -18,8 +18,8 @@ from dlrover_run.features.hangs.search.suspects import Suspect
 from dlrover_run.features.hangs.settings import HangSettings
 from dlrover_run.features.hangs.stacks.read import RoundStacks
 from dlrover_run.features.hangs.stacks.stacks import Stack
-from dlrover_run.features.observe.sample import Sampler
-from dlrover_run.features.observe.tick import Consumer
+from dlrover_run.observe.sample import Sampler
+from dlrover_run.observe.tick import Consumer
 from dlrover_run.spec import JobSpec
 from dlrover_run.words.reasons import render
 from dlrover_run.words.text import join_words

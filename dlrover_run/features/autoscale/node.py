@@ -20,8 +20,8 @@ from dlrover_run.coordination.parts import with_part
 from dlrover_run.features.autoscale.model import AutoscaleAssignment, AutoscaleNodeReport
 from dlrover_run.features.autoscale.scale_command import ScaleCommand
 from dlrover_run.features.autoscale.settings import AutoscaleSettings
-from dlrover_run.features.observe.page import Progress
-from dlrover_run.features.observe.tick import Activities, Consumer, Tick
+from dlrover_run.observe.page import Progress
+from dlrover_run.observe.tick import Activities, Consumer, Tick
 from dlrover_run.workers.feature import WorkersFeature
 from dlrover_run.workers.round import WorkerRound
 

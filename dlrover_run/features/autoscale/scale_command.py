@@ -14,9 +14,9 @@ from msgspec.structs import replace
 
 from dlrover_run.coordination.model import Assignment, NodeReport
 from dlrover_run.coordination.parts import with_part
+from dlrover_run.events.records import Events, ScaleCommandEnded
 from dlrover_run.features.autoscale.command import CommandKey, CommandResult, CommandRun
 from dlrover_run.features.autoscale.model import AutoscaleAssignment, AutoscaleNodeReport
-from dlrover_run.features.events.records import Events, ScaleCommandEnded
 from dlrover_run.processes.user_command import UserCommand
 from dlrover_run.words.text import counted
 

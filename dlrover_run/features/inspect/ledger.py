@@ -16,7 +16,7 @@ from datetime import datetime
 
 import msgspec
 
-from dlrover_run.features.events.records import (
+from dlrover_run.events.records import (
     AgentEnded,
     CheckEnded,
     CheckpointRestored,

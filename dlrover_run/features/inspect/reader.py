@@ -13,9 +13,9 @@ from pathlib import Path
 
 import msgspec
 
-from dlrover_run.features.events.records import FILE_NAME, AgentEnded, AnyEvent, Event, JobEnded, LogOpened
-from dlrover_run.features.events.state_directory import name_prefix
-from dlrover_run.features.events.writer import KEPT_FILES, rotated
+from dlrover_run.events.records import FILE_NAME, AgentEnded, AnyEvent, Event, JobEnded, LogOpened
+from dlrover_run.events.state_directory import name_prefix
+from dlrover_run.events.writer import KEPT_FILES, rotated
 
 MAX_LINE = 64 * 1024
 """Maximum bytes of a line: an event has bounded texts."""

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from dlrover_run.failures.causes import Cause
-from dlrover_run.features.events.records import (
+from dlrover_run.events.records import (
     AgentEnded,
     Event,
     LogOpened,
@@ -19,6 +18,7 @@ from dlrover_run.features.events.records import (
     WorkerResources,
     WorkerStarted,
 )
+from dlrover_run.failures.causes import Cause
 from dlrover_run.features.inspect.answers import WhyCode, clock_text
 from dlrover_run.features.inspect.ledger import agent_times, build_ledger, checkpoints_elsewhere
 from dlrover_run.features.inspect.reader import AgentLog, merged

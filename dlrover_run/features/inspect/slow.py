@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import NamedTuple
 
-from dlrover_run.features.events.records import (
+from dlrover_run.events.records import (
     AgentEnded,
     JobEnded,
     RoundClosed,

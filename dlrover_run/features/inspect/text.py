@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dlrover_run.features.events import records
+from dlrover_run.events import records
 from dlrover_run.words.reasons import render
 
 _STAGES = {

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 
-from dlrover_run.features.events.records import (
+from dlrover_run.events.records import (
     AgentEnded,
     JobEnded,
     NodeWaiting,

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dlrover_run.command_line import values
-from dlrover_run.features.events.records import FILE_NAME, WorkerFailed
+from dlrover_run.events.records import FILE_NAME, WorkerFailed
 from dlrover_run.features.inspect.ledger import build_ledger, knows_steps
 from dlrover_run.features.inspect.reader import (
     AgentLog,

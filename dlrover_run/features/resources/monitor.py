@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from dlrover_run.coordination.resource_use import MAX_TASKS, NodeUse, TaskUse
 from dlrover_run.devices import holders
 from dlrover_run.devices.capacity import usable_memory
-from dlrover_run.features.events.records import (
+from dlrover_run.events.records import (
     Event,
     WorkerEvent,
     WorkerExited,

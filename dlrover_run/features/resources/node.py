@@ -11,8 +11,8 @@ from dlrover_run.agent.framework import AgentServices, FrameworkAdapter
 from dlrover_run.agent.node_feature import NodeFeature
 from dlrover_run.agent.result import JobResult
 from dlrover_run.coordination.activity import NodeActivity
-from dlrover_run.features.events.records import Event, WorkerExited, WorkerKept, WorkerStarted
-from dlrover_run.features.observe.tick import EARLY, SAMPLE_INTERVAL, Activities
+from dlrover_run.events.records import Event, WorkerExited, WorkerKept, WorkerStarted
+from dlrover_run.observe.tick import EARLY, SAMPLE_INTERVAL, Activities
 
 if TYPE_CHECKING:
     from dlrover_run.features.resources.monitor import ResourceMonitor

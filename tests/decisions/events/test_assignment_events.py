@@ -9,8 +9,8 @@ import pytest
 from scripted_agent import Emitted, rank_assignment
 
 from dlrover_run.coordination.model import Assignment, Failure, PlanPhase, Waiting
-from dlrover_run.features.events.event_log import AssignmentEvents, changes, event_log_path
-from dlrover_run.features.events.records import (
+from dlrover_run.events.event_log import AssignmentEvents, changes, event_log_path
+from dlrover_run.events.records import (
     CheckEnded,
     CheckStarted,
     CoordinatorChanged,

@@ -13,8 +13,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from dlrover_run.features.events import writer
-from dlrover_run.features.events.records import (
+from dlrover_run.events import writer
+from dlrover_run.events.records import (
     FILE_NAME,
     SCHEMA,
     CheckpointSeen,
@@ -26,7 +26,7 @@ from dlrover_run.features.events.records import (
     WorkerExited,
     WorkerFailed,
 )
-from dlrover_run.features.events.writer import EventFile, EventWriter
+from dlrover_run.events.writer import EventFile, EventWriter
 from dlrover_run.features.inspect.reader import AgentLog, NoEventLog, latest_run, merged, read_logs
 
 NOW = datetime(2026, 11, 22, 4, 12, 31, 337000, tzinfo=UTC)
@@ -112,7 +112,7 @@ def test_a_rotation_that_drops_no_file_is_no_torn_log(tmp_path: Path) -> None:
 
 def test_only_failures_wait_for_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[int] = []
-    monkeypatch.setattr("dlrover_run.features.events.writer.os.fsync", synced.append)
+    monkeypatch.setattr("dlrover_run.events.writer.os.fsync", synced.append)
     written(tmp_path / FILE_NAME, *steps(3), FAILED)
     assert len(synced) == 1
 
@@ -130,9 +130,7 @@ def test_all_that_waits_is_written_before_the_disk_is_waited_for(
             super().append(event)
 
     path = tmp_path / FILE_NAME
-    monkeypatch.setattr(
-        "dlrover_run.features.events.writer.os.fsync", lambda fd: synced_at.append(os.fstat(fd).st_size)
-    )
+    monkeypatch.setattr("dlrover_run.events.writer.os.fsync", lambda fd: synced_at.append(os.fstat(fd).st_size))
     log = EventWriter(SlowToOpen(path, opened()), print)
     log.emit(FAILED)
     assert opened_at.wait(60)
@@ -181,7 +179,7 @@ def test_a_line_that_a_full_disk_cut_costs_no_other_line(tmp_path: Path, monkeyp
         return write(fd, data[:left])
 
     with monkeypatch.context() as patch:
-        patch.setattr("dlrover_run.features.events.writer.os.write", fill)
+        patch.setattr("dlrover_run.events.writer.os.write", fill)
         with pytest.raises(OSError, match="space"):
             file.append(CheckpointSeen(step=2))
     file.append(CheckpointSeen(step=3))
@@ -197,7 +195,7 @@ def test_a_disk_that_is_full_at_the_start_costs_no_later_event(tmp_path: Path, m
 
     file = EventFile(tmp_path / FILE_NAME, opened())
     with monkeypatch.context() as patch:
-        patch.setattr("dlrover_run.features.events.writer.os.write", fail)
+        patch.setattr("dlrover_run.events.writer.os.write", fail)
         with pytest.raises(OSError, match="space"):
             file.append(CheckpointSeen(step=1))
     file.append(CheckpointSeen(step=2))
@@ -224,7 +222,7 @@ def test_a_disk_that_blocks_holds_up_neither_an_event_nor_the_end(
         blocked.wait(60)
         return write(fd, data)
 
-    monkeypatch.setattr("dlrover_run.features.events.writer.os.write", wait)
+    monkeypatch.setattr("dlrover_run.events.writer.os.write", wait)
     monkeypatch.setattr(writer, "MAX_PENDING", 10)
     log = EventWriter(EventFile(tmp_path / FILE_NAME, opened()), print)
     first, *others = steps(50)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from pathlib import Path
 
-from dlrover_run.features.events.recent import RecentEvents
-from dlrover_run.features.events.records import (
+from dlrover_run.events.recent import RecentEvents
+from dlrover_run.events.records import (
     ERROR,
     NO_EVENTS,
     CheckpointSeen,
@@ -17,7 +17,7 @@ from dlrover_run.features.events.records import (
     StopRequested,
     WorkerProgress,
 )
-from dlrover_run.features.events.writer import EventFile, EventWriter
+from dlrover_run.events.writer import EventFile, EventWriter
 from dlrover_run.features.inspect.reader import AgentLog, parse_log
 from dlrover_run.features.operate.logs import written_logs
 from dlrover_run.features.operate.protocol import AgentInfo

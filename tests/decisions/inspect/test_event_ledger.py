@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlrover_run.features.events import live
-from dlrover_run.features.events.live import MAX_CHECKPOINTS, LiveLedger
-from dlrover_run.features.events.records import (
+from dlrover_run.events import live
+from dlrover_run.events.live import MAX_CHECKPOINTS, LiveLedger
+from dlrover_run.events.records import (
     AgentEnded,
     CheckEnded,
     CheckpointRestored,

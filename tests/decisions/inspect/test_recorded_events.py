@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from dlrover_run.features.events.records import NodeWaiting, RoundFormed, WorkerStarted
+from dlrover_run.events.records import NodeWaiting, RoundFormed, WorkerStarted
 from dlrover_run.features.inspect.answers import WhyCode
 from dlrover_run.features.inspect.ledger import build_ledger
 from dlrover_run.features.inspect.reader import AgentLog, read_logs

@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 import msgspec
 import pytest
 
-from dlrover_run.features.events.records import (
+from dlrover_run.events.records import (
     AgentEnded,
     CheckpointSeen,
     Event,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlrover_run.features.observe.page import (
+from dlrover_run.observe.page import (
     AREA_BYTES,
     LAYOUT,
     MAX_COUNT,
@@ -24,7 +24,7 @@ from dlrover_run.features.observe.page import (
     encode,
     is_blank,
 )
-from dlrover_run.features.observe.rhythm import KEPT, MIN_PAUSES, Rhythm
+from dlrover_run.observe.rhythm import KEPT, MIN_PAUSES, Rhythm
 
 WORD = 8
 """Bytes that a processor stores at once."""
@@ -74,7 +74,7 @@ def test_bytes_that_are_no_record_are_none(data: bytes) -> None:
 
 def test_a_record_of_another_layout_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     progress = Progress(1, 2, 3.0, 4, StepSource.REPORT, Phase.TRAINING)
-    monkeypatch.setattr("dlrover_run.features.observe.page.LAYOUT", LAYOUT + 1)
+    monkeypatch.setattr("dlrover_run.observe.page.LAYOUT", LAYOUT + 1)
     of_tomorrow = slot(1, progress)
     monkeypatch.undo()
     assert decode(of_tomorrow) is None

@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dlrover_run.features.observe import pages
-from dlrover_run.features.observe.page import (
+from dlrover_run.observe import pages
+from dlrover_run.observe.page import (
     AREA_BYTES,
     PAGE_BYTES,
     SLOT_BYTES,
@@ -26,7 +26,7 @@ from dlrover_run.features.observe.page import (
     StepSource,
     Writer,
 )
-from dlrover_run.features.observe.pages import READ_ATTEMPTS
+from dlrover_run.observe.pages import READ_ATTEMPTS
 
 Split = Callable[[int], Sequence[tuple[int, int]]]
 """The pieces of so many bytes, each as the first byte and the one after the last, in their order."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from scripted_agent import Emitted, rank_assignment
 
-from dlrover_run.features.events.records import WorkerProgress, WorkerReady
-from dlrover_run.features.observe.page import Phase, Progress, StepSource
-from dlrover_run.features.observe.round_progress import FIGURES_INTERVAL, ProgressEvents
+from dlrover_run.events.records import WorkerProgress, WorkerReady
+from dlrover_run.observe.page import Phase, Progress, StepSource
+from dlrover_run.observe.round_progress import FIGURES_INTERVAL, ProgressEvents
 
 RANKS = rank_assignment(3, restart_count=2, node_rank=1, nodes=2, workers=2, first_rank=4, world_size=6)
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 from virtual_loop import run_virtually
 
-from dlrover_run.features.observe.page import Phase, Progress, StepSource
-from dlrover_run.features.observe.tick import RETRY_INTERVAL, SAMPLE_INTERVAL, Activities, Tick
+from dlrover_run.observe.page import Phase, Progress, StepSource
+from dlrover_run.observe.tick import RETRY_INTERVAL, SAMPLE_INTERVAL, Activities, Tick
 
 STEP = 0.25
 

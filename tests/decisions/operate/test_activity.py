@@ -16,11 +16,11 @@ from dlrover_run.coordination.activity import (
 )
 from dlrover_run.coordination.model import NodePhase, NodeReport
 from dlrover_run.coordination.status import JobStatus, NodeStatus
-from dlrover_run.features.observe.activity_report import MIN_INTERVAL, ActivityReport, with_activity
-from dlrover_run.features.observe.page import Phase, Progress, StepSource
-from dlrover_run.features.observe.tick import Activities, Activity
 from dlrover_run.features.operate.protocol import TaskProgress
 from dlrover_run.features.operate.text import render_status
+from dlrover_run.observe.activity_report import MIN_INTERVAL, ActivityReport, with_activity
+from dlrover_run.observe.page import Phase, Progress, StepSource
+from dlrover_run.observe.tick import Activities, Activity
 from dlrover_run.transport.messages import MAX_NODE_MESSAGE, Report, decode_from_node, encode
 
 REFRESH = 5.0

@@ -171,7 +171,7 @@ def test_refuses_a_position_that_the_dataset_does_not_have(state: dict[str, int]
 
 def test_reports_what_is_left_of_all_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
     reported: list[int | None] = []
-    monkeypatch.setattr("dlrover_run.features.observe.page.add", lambda *counts, left: reported.append(left))
+    monkeypatch.setattr("dlrover_run.observe.page.add", lambda *counts, left: reported.append(left))
     for epochs in (2, None):
         sampler = ElasticDistributedSampler(range(10), num_replicas=2, rank=1, epochs=epochs)
         sampler.advance(4)

@@ -16,9 +16,9 @@ import pytest
 from virtual_loop import run_virtually
 
 from dlrover_run.coordination.model import PlannedChange
+from dlrover_run.events.records import Event, Events, WorkerExited, WorkerFailed, WorkerProgress, WorkerReady
 from dlrover_run.failures import causes
-from dlrover_run.features.events.records import Event, Events, WorkerExited, WorkerFailed, WorkerProgress, WorkerReady
-from dlrover_run.features.observe.page import Phase, Progress, StepSource
+from dlrover_run.observe.page import Phase, Progress, StepSource
 from dlrover_run.workers.cause_collector import LOST_PEER_DELAY
 from dlrover_run.workers.round import WorkerRound
 

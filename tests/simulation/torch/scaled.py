@@ -17,8 +17,8 @@ from dlrover_run.features.autoscale.model import AutoscaleAssignment, AutoscaleN
 from dlrover_run.features.autoscale.node import ThroughputReport
 from dlrover_run.features.autoscale.rules import STRONG, AutoscaleRules
 from dlrover_run.features.autoscale.search import MAX_CRASHES
-from dlrover_run.features.observe.page import Phase, Progress, StepSource
-from dlrover_run.features.observe.tick import Tick
+from dlrover_run.observe.page import Phase, Progress, StepSource
+from dlrover_run.observe.tick import Tick
 from dlrover_run.spec import JobSpec
 from simulation.nodes import job_spec
 from simulation.timeline import demand

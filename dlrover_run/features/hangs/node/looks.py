@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
-from dlrover_run.features.observe.records import Evidence
+from dlrover_run.observe.records import Evidence
 
 LOOK_EVERY = 4
 """As long as each worker counts steps between two samples, connections are looked at in one sample of so many: that
@@ -19,7 +19,7 @@ SUSPECT_SAMPLES = 2
 
 
 class Sampling(Protocol):
-    """What takes samples: `features.observe.sample.Sampler`."""
+    """What takes samples: `observe.sample.Sampler`."""
 
     def sample(self, full: bool) -> list[Evidence]: ...
 

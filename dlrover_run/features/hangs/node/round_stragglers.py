@@ -9,12 +9,12 @@ from msgspec.structs import replace
 
 from dlrover_run.coordination.model import Assignment, NodeReport
 from dlrover_run.coordination.parts import with_part
-from dlrover_run.features.events.records import Events, StragglerFound, StragglerGone
+from dlrover_run.events.records import Events, StragglerFound, StragglerGone
 from dlrover_run.features.hangs.stragglers.model import MAX_REPORTED, StragglerAssignment, StragglerNodeReport
 from dlrover_run.features.hangs.stragglers.shares import NodeShares, WorkerSample
-from dlrover_run.features.observe.page import Progress
-from dlrover_run.features.observe.records import Evidence
-from dlrover_run.features.observe.waits import MainThread, read_main_thread
+from dlrover_run.observe.page import Progress
+from dlrover_run.observe.records import Evidence
+from dlrover_run.observe.waits import MainThread, read_main_thread
 from dlrover_run.workers.round import WorkerRound
 
 

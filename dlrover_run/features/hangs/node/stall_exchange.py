@@ -16,7 +16,7 @@ from dlrover_run.features.hangs.stalls.model import (
     StallNodeReport,
     StallQuestion,
 )
-from dlrover_run.features.observe.records import Evidence
+from dlrover_run.observe.records import Evidence
 
 
 class StallExchange:

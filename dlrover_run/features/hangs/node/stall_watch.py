@@ -24,7 +24,7 @@ from dlrover_run.features.hangs.search.spin import PROBES, moves
 from dlrover_run.features.hangs.search.suspects import Suspect, describe_worker
 from dlrover_run.features.hangs.stacks.stacks import Stack
 from dlrover_run.features.hangs.stalls.model import StallNodeReport
-from dlrover_run.features.observe.records import Evidence
+from dlrover_run.observe.records import Evidence
 from dlrover_run.words.reasons import Reasons
 
 TRAINING_INTERVAL = 1.0

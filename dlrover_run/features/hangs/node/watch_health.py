@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from dlrover_run.console.console import Console
-from dlrover_run.features.events.records import Events, WatchFailed, WatchRestored
+from dlrover_run.events.records import Events, WatchFailed, WatchRestored
 from dlrover_run.features.hangs.settings import StallAction
 
 RETRY_INTERVAL = 10.0

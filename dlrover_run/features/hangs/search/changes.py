@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from dlrover_run.features.observe.records import Evidence
+from dlrover_run.observe.records import Evidence
 
 BUSY_SHARE = 0.1
 """A worker that uses or waits for a processor for this share of the time is busy. One that waits for a peer does

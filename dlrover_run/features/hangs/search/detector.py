@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 from dlrover_run.features.hangs.search.changes import Change, Changes
 from dlrover_run.features.hangs.search.spin import moves, stays
-from dlrover_run.features.observe.records import Evidence
+from dlrover_run.observe.records import Evidence
 
 MIN_LIMIT = 3.0
 """Seconds without progress that are never a stall."""

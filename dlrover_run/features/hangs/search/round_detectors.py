@@ -25,8 +25,8 @@ from dlrover_run.features.hangs.search.detector import (
     StallCode,
     Stalled,
 )
-from dlrover_run.features.observe.records import Evidence
-from dlrover_run.features.observe.rhythm import Rhythm
+from dlrover_run.observe.records import Evidence
+from dlrover_run.observe.rhythm import Rhythm
 
 ALONE_LIMIT = 15.0
 """Seconds without progress after which a worker is stalled while others train, at least. It is as long as that of a

@@ -12,7 +12,7 @@ from dlrover_run.coordination.bounds import Count, Total
 from dlrover_run.features.hangs.search.changes import BUSY_SHARE
 from dlrover_run.features.hangs.search.outside import waits_outside
 from dlrover_run.features.hangs.stacks.stacks import Frame, Stack
-from dlrover_run.features.observe.records import Evidence
+from dlrover_run.observe.records import Evidence
 
 MAX_FILE = 140
 """Characters of the path of the user's file that are kept, at its end."""

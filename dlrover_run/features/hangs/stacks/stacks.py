@@ -12,7 +12,7 @@ MAX_FRAMES = 100
 """Frames of a thread that are kept."""
 
 LAUNCHER = (
-    *("dlrover_run/workers/", "dlrover_run/training/", "dlrover_run/worker_path/", "dlrover_run/features/observe/"),
+    *("dlrover_run/workers/", "dlrover_run/training/", "dlrover_run/worker_path/", "dlrover_run/observe/"),
     *("tf_ps_runner/data/", "tf_ps_runner/worker/", "tf_ps_runner/worker_path/", "tf_ps_runner/hooks.py"),
 )
 """Where the code of the launcher that runs in a worker is: also in a checkout, outside of site-packages."""

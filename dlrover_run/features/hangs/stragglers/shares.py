@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Meta
 
 from dlrover_run.coordination.bounds import Total
-from dlrover_run.features.observe.waits import Waits
+from dlrover_run.observe.waits import Waits
 
 WINDOW = 15.0
 """Seconds of one window."""

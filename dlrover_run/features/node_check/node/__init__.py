@@ -13,7 +13,7 @@ from dlrover_run.agent.result import JobResult
 from dlrover_run.console import rounds
 from dlrover_run.console.console import Console, DrawTable
 from dlrover_run.coordination.model import Assignment, NodeReport, PlanPhase, RankAssignment, Waiting
-from dlrover_run.features.events.records import CheckEnded, CheckStarted, Events
+from dlrover_run.events.records import CheckEnded, CheckStarted, Events
 from dlrover_run.features.node_check.decision.model import (
     HealthStatus,
     LinkRow,

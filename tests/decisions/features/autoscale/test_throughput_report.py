@@ -10,8 +10,8 @@ from virtual_loop import run_virtually
 from dlrover_run.coordination.model import Assignment, NodeReport, PlanPhase, RankAssignment, RoundKey
 from dlrover_run.features.autoscale.model import AutoscaleAssignment, AutoscaleNodeReport, AutoscaleState
 from dlrover_run.features.autoscale.node import ThroughputReport
-from dlrover_run.features.observe.page import Phase, Progress, StepSource
-from dlrover_run.features.observe.tick import Tick
+from dlrover_run.observe.page import Phase, Progress, StepSource
+from dlrover_run.observe.tick import Tick
 
 KEY, NEXT = RoundKey(5, 1), RoundKey(5, 2)
 STEP = 0.5

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from dlrover_run.features.hangs.search.detector import AskStacks, Decision, Detector, Stalled
 from dlrover_run.features.hangs.search.round_detectors import RoundDetectors
-from dlrover_run.features.observe.processes import ProcessFigures, WorkerFigures
-from dlrover_run.features.observe.records import Evidence, Traffic
+from dlrover_run.observe.processes import ProcessFigures, WorkerFigures
+from dlrover_run.observe.records import Evidence, Traffic
 
 INTERVAL = 0.5
 

@@ -29,9 +29,9 @@ from dlrover_run.features.hangs.search.guilt import Finding, GuiltCode, find_gui
 from dlrover_run.features.hangs.search.spin import PROBES
 from dlrover_run.features.hangs.search.suspects import MAX_FILE, MAX_FUNCTION, Place, Suspect, describe_worker
 from dlrover_run.features.hangs.stacks.stacks import LAUNCHER, Frame, Stack, Thread, fold, render
-from dlrover_run.features.observe import optimizer_steps
-from dlrover_run.features.observe.processes import ProcessFigures, WorkerFigures
-from dlrover_run.features.observe.records import Evidence, Traffic
+from dlrover_run.observe import optimizer_steps
+from dlrover_run.observe.processes import ProcessFigures, WorkerFigures
+from dlrover_run.observe.records import Evidence, Traffic
 from dlrover_run.training import survivor
 from dlrover_run.workers import function_worker
 from dlrover_run.workers.template import worker as forked_worker

@@ -30,9 +30,9 @@ from dlrover_run.features.hangs.stalls.model import (
 from dlrover_run.features.hangs.stalls.observer import StallObserver
 from dlrover_run.features.hangs.stalls.observer import find as find_state
 from dlrover_run.features.hangs.stalls.rules import StallRules
-from dlrover_run.features.observe.records import Evidence, Traffic
-from dlrover_run.features.observe.tick import Tick
 from dlrover_run.features.registry import decode_part, job_of
+from dlrover_run.observe.records import Evidence, Traffic
+from dlrover_run.observe.tick import Tick
 
 RULES = JobRules(3, 3, parts=(StallRules(watched=1),))
 TICK = Tick(dict, lambda name, error: None)

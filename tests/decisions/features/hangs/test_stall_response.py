@@ -10,9 +10,9 @@ import pytest
 from msgspec.structs import replace
 
 from dlrover_run.coordination.activity import WAITS
+from dlrover_run.events.records import Event, Events, WorkerResumed, WorkerStalled
 from dlrover_run.failures.causes import Cause, cause_of, describe_exit
 from dlrover_run.failures.worker_exit import WorkerExit
-from dlrover_run.features.events.records import Event, Events, WorkerResumed, WorkerStalled
 from dlrover_run.features.hangs.node.stall_report import STACKS_FILE, StallReport
 from dlrover_run.features.hangs.node.stall_response import StallResponse
 from dlrover_run.features.hangs.search.detector import Resumed, StallCode, Stalled

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from virtual_loop import run_virtually
 
-from dlrover_run.features.events.records import Event, WatchFailed, WatchRestored
+from dlrover_run.events.records import Event, WatchFailed, WatchRestored
 from dlrover_run.features.hangs.node.stall_report import StallReport
 from dlrover_run.features.hangs.node.stall_watch import BURST, QUIET_INTERVAL, TRAINING_INTERVAL, StallWatch
 from dlrover_run.features.hangs.node.watch_health import WatchHealth
@@ -22,9 +22,9 @@ from dlrover_run.features.hangs.search.spin import PROBES
 from dlrover_run.features.hangs.settings import StallAction
 from dlrover_run.features.hangs.stacks.stacks import Frame, Stack, Thread
 from dlrover_run.features.hangs.stalls.model import StallNodeReport
-from dlrover_run.features.observe.processes import ProcessFigures, WorkerFigures
-from dlrover_run.features.observe.records import Evidence, Traffic
-from dlrover_run.features.observe.tick import Tick
+from dlrover_run.observe.processes import ProcessFigures, WorkerFigures
+from dlrover_run.observe.records import Evidence, Traffic
+from dlrover_run.observe.tick import Tick
 
 
 def stack(*frames: Frame) -> Stack:

@@ -21,7 +21,7 @@ from dlrover_run.coordination.round_ranks import rank_assignments
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.coordination.status import JobView, StragglerStatus, job_status
 from dlrover_run.coordination.validation import validate_report
-from dlrover_run.features.events.records import Event, Events, StragglerFound, StragglerGone
+from dlrover_run.events.records import Event, Events, StragglerFound, StragglerGone
 from dlrover_run.features.hangs.node.round_stragglers import RoundStragglers
 from dlrover_run.features.hangs.node.stall_watch import TRAINING_INTERVAL
 from dlrover_run.features.hangs.stragglers.finding import (
@@ -49,10 +49,10 @@ from dlrover_run.features.hangs.stragglers.shares import (
     WorkerSample,
 )
 from dlrover_run.features.hangs.stragglers.text import StragglerCode
-from dlrover_run.features.observe.records import Evidence, Traffic
-from dlrover_run.features.observe.waits import MainThread, Waits, classify
 from dlrover_run.features.operate.web.metrics import JobFigures, render_metrics
 from dlrover_run.features.registry import decode_part, job_of
+from dlrover_run.observe.records import Evidence, Traffic
+from dlrover_run.observe.waits import MainThread, Waits, classify
 from dlrover_run.transport.messages import MAX_NODE_MESSAGE, InvalidMessage, Report, decode_from_node, encode
 
 PEERS, DATA, DISK, TIME, RUNS = Waits.PEERS, Waits.DATA, Waits.DISK, Waits.TIME, Waits.NOTHING

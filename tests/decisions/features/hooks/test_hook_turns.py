@@ -19,8 +19,8 @@ from dlrover_run.agent.result import JobResult
 from dlrover_run.agent.shutdown import ShutdownRequest
 from dlrover_run.cli import parse
 from dlrover_run.coordination.model import Assignment, PlanPhase, RankAssignment
+from dlrover_run.events.records import NO_EVENTS
 from dlrover_run.exit_reasons import ExitReason
-from dlrover_run.features.events.records import NO_EVENTS
 from dlrover_run.features.hooks import node
 from dlrover_run.features.hooks.settings import HookSettings
 from dlrover_run.features.node_check.node import CheckEvents, NodeChecks

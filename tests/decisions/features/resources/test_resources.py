@@ -18,15 +18,15 @@ from prometheus_client.parser import text_string_to_metric_families
 from dlrover_run.coordination.activity import NodeActivity
 from dlrover_run.coordination.resource_use import MAX_TASKS, DeviceUse, NodeUse, TaskUse, rounded
 from dlrover_run.coordination.status import JobState, JobStatus, NodeCondition, NodeStatus
-from dlrover_run.features.events.records import Event, Events, WorkerExited, WorkerKept, WorkerResources, WorkerStarted
-from dlrover_run.features.events.stream import EventStream
-from dlrover_run.features.observe.activity_report import ActivityReport
+from dlrover_run.events.records import Event, Events, WorkerExited, WorkerKept, WorkerResources, WorkerStarted
+from dlrover_run.events.stream import EventStream
 from dlrover_run.features.operate.text import render_status
 from dlrover_run.features.operate.web.metrics import JobFigures, render_metrics
 from dlrover_run.features.resources import devices, monitor, processes
 from dlrover_run.features.resources.devices import DeviceReader, read_devices, used_by, visible_indices
 from dlrover_run.features.resources.monitor import LOG_INTERVAL, SAMPLE_INTERVAL, ResourceMonitor
 from dlrover_run.features.resources.processes import ProcessUse, WorkerMeter
+from dlrover_run.observe.activity_report import ActivityReport
 
 MIB = 2**20
 GIB = 2**30

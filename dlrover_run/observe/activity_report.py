@@ -9,7 +9,7 @@ import msgspec
 from dlrover_run.coordination.activity import MAX_TASKS, MemoryUse, NodeActivity, PhaseTimes, TaskActivity
 from dlrover_run.coordination.model import NodeReport
 from dlrover_run.coordination.resource_use import NodeUse, rounded
-from dlrover_run.features.observe.tick import Activities
+from dlrover_run.observe.tick import Activities
 
 MIN_INTERVAL = 1.0
 """Seconds between two reports for a change of meaning."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from dlrover_run.coordination.activity import PhaseTimes
-from dlrover_run.features.events.records import (
+from dlrover_run.events.records import (
     CheckpointSeen,
     Event,
     Events,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from dlrover_run.features.observe.processes import WorkerFigures
-from dlrover_run.features.observe.sock_diag import SocketCounters
+from dlrover_run.observe.processes import WorkerFigures
+from dlrover_run.observe.sock_diag import SocketCounters
 
 
 class Traffic(NamedTuple):

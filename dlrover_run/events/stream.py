@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from dlrover_run.events.records import Event, Events
 from dlrover_run.failures.guard import guarded
-from dlrover_run.features.events.records import Event, Events
 
 
 class EventStream(Events):

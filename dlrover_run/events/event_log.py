@@ -13,7 +13,7 @@ from pathlib import Path
 from dlrover_run.agent.host import display_name, launcher_pid
 from dlrover_run.coordination.model import OVER, Assignment, PlanPhase
 from dlrover_run.coordination.parts import PROGRAM
-from dlrover_run.features.events.records import (
+from dlrover_run.events.records import (
     FILE_NAME,
     NO_EVENTS,
     SCHEMA,
@@ -44,8 +44,8 @@ def open_event_log(job: JobSpec, run_dir: RunDir, program: str, warn: Callable[[
     path = event_log_path(job, run_dir)
     if path is None:
         return NO_EVENTS
-    from dlrover_run.features.events import state_directory
-    from dlrover_run.features.events.writer import EventFile, EventWriter
+    from dlrover_run.events import state_directory
+    from dlrover_run.events.writer import EventFile, EventWriter
 
     kept = _kept_path(job)
     if kept is not None and path == kept:
@@ -58,7 +58,7 @@ def open_event_log(job: JobSpec, run_dir: RunDir, program: str, warn: Callable[[
 
 
 def _note_place(kept: Path, path: Path) -> None:
-    from dlrover_run.features.events import state_directory
+    from dlrover_run.events import state_directory
 
     with contextlib.suppress(OSError):
         state_directory.prepare(kept.parent, kept.name, path)
@@ -66,7 +66,7 @@ def _note_place(kept: Path, path: Path) -> None:
 
 def _kept_path(job: JobSpec) -> Path | None:
     """The log that an agent keeps without a flag."""
-    from dlrover_run.features.events.state_directory import file_name, state_directory
+    from dlrover_run.events.state_directory import file_name, state_directory
 
     directory = state_directory(os.environ)
     return None if directory is None else directory / file_name(job.display_name, display_name(job), os.getpid())
@@ -101,7 +101,7 @@ def event_log_path(job: JobSpec, run_dir: RunDir) -> Path | None:
     if job.journal == os.devnull:
         return None
     if job.journal is not None:
-        from dlrover_run.features.events.state_directory import file_name
+        from dlrover_run.events.state_directory import file_name
 
         return Path(job.journal, file_name(job.display_name, display_name(job), os.getpid()))
     if job.logs.log_dir and run_dir.keep and run_dir.path is not None:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 
-from dlrover_run.features.events.records import ERROR, Event, Events, LogGap, LogOpened, stamped
+from dlrover_run.events.records import ERROR, Event, Events, LogGap, LogOpened, stamped
 
 MAX_BYTES = 8 * 1024 * 1024
 """The size at which a file is rotated: more than 20,000 events."""

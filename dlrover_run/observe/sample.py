@@ -8,9 +8,9 @@ import time
 from collections import defaultdict
 from collections.abc import Mapping
 
-from dlrover_run.features.observe import processes
-from dlrover_run.features.observe.records import Evidence, Traffic, summarize
-from dlrover_run.features.observe.sock_diag import SockDiag, SocketCounters, TooManySockets
+from dlrover_run.observe import processes
+from dlrover_run.observe.records import Evidence, Traffic, summarize
+from dlrover_run.observe.sock_diag import SockDiag, SocketCounters, TooManySockets
 from dlrover_run.processes.tree import read_stat
 
 

@@ -13,8 +13,8 @@ from collections.abc import Awaitable, Callable, Hashable, Mapping
 from functools import partial
 from typing import NamedTuple
 
-from dlrover_run.features.observe.page import Progress
-from dlrover_run.features.observe.rhythm import Rhythm
+from dlrover_run.observe.page import Progress
+from dlrover_run.observe.rhythm import Rhythm
 
 SAMPLE_INTERVAL = 1.0
 """Seconds from one sample to the next for a consumer that needs no other: a page has the time of its last step, so the

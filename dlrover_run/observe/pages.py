@@ -6,7 +6,7 @@ import fcntl
 import os
 
 from dlrover_run import linux
-from dlrover_run.features.observe.page import AREA_BYTES, PAGE_BYTES, Area, Progress, decode, is_blank
+from dlrover_run.observe.page import AREA_BYTES, PAGE_BYTES, Area, Progress, decode, is_blank
 
 READ_ATTEMPTS = 3
 """Reads of an area whose writer fills both slots in the middle of each read; then the page is read another time."""

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from dlrover_run.features.events.records import FILE_NAME
+from dlrover_run.events.records import FILE_NAME
 
 MAX_BYTES = 1024 * 1024
 """The size at which a file here is rotated: some 3,000 events. One rotated file is kept."""

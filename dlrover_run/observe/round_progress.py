@@ -7,9 +7,9 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from dlrover_run.coordination.model import RankAssignment
-from dlrover_run.features.events.records import Events, WorkerProgress, WorkerReady
-from dlrover_run.features.observe.page import Progress
-from dlrover_run.features.observe.tick import Activities
+from dlrover_run.events.records import Events, WorkerProgress, WorkerReady
+from dlrover_run.observe.page import Progress
+from dlrover_run.observe.tick import Activities
 from dlrover_run.processes.process import ProcessGroup
 from dlrover_run.workers.specs import Worker, WorkerSpec, WorkerSpecs
 

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from dlrover_run.features.events.records import Event, Events, LogOpened, WorkerProgress, WorkerResources, stamped
+from dlrover_run.events.records import Event, Events, LogOpened, WorkerProgress, WorkerResources, stamped
 
 MAX_KIND_BYTES = 64 * 1024
 """Bytes of the events of one name that are kept: some 200 events. Each name has its own limit, so that figures, which
