@@ -90,10 +90,12 @@ def _job(
         here = context or cluster.context_of(line, DLROVER_RUN)
         wanted = cluster.wanted_of(flags, environ, local=flags.explicit("local_nodes"))
         found = cluster.find(flags, environ, wanted, here, inform)
-    nodes, hosted = find_size(flags, environ, found, warnings.append)
+        if found:
+            flags = flags.with_cluster(cluster.values_of(found))
+    nodes, hosted = find_size(flags, environ, warnings.append)
     args = _rendezvous_args(flags, nodes, environ)
     if found:
-        args = cluster.complete(args, found, flags, here)
+        args = cluster.complete(args, found, here)
     resolve_place = resolve_local if local else resolve
     rendezvous = resolve_place(args, fresh_id=_fresh_id())
     conf = rdzv_keys.parse(*flags.get("rdzv_conf"))
@@ -160,7 +162,7 @@ def _job(
     for sentence in warnings:
         warn(sentence)
     if found and found.first is not False:
-        source = cluster.source_of(hosted, flags, "nproc_per_node")
+        source = flags.source_of(hosted, "nproc_per_node")
         here_run = f"{counted(workers, 'worker')} on this node ({source})"
         inform(cluster.describe(found, flags, args, rendezvous, nodes, here_run))
     return spec

@@ -96,9 +96,11 @@ def _job(
             place=in_cluster.place_of(flags, environ, "rdzv_endpoint"), any_size=True, workers=False
         )
         found = in_cluster.find(flags, environ, wanted, here, inform)
+        if found:
+            flags = flags.with_cluster(in_cluster.values_of(found))
     args = _rendezvous_args(flags, environ, in_cluster=found is not None)
     if found:
-        args = in_cluster.complete(args, found, flags, here)
+        args = in_cluster.complete(args, found, here)
     rendezvous = _resolve(flags, args)
     if role is not None:
         capacity: tuple[Capacity, ...] = (Capacity(role, 1),)
@@ -183,7 +185,7 @@ def _rendezvous_args(flags: FlagValues, environ: Mapping[str, str], *, in_cluste
             "machine only."
         )
     alone = role is None and backend is None and not by_flag
-    run_id = flags.explicit("rdzv_id")
+    run_id = flags.known("rdzv_id")
     if run_id is not None:
         values.shared_name(*run_id)
     return RendezvousArgs(

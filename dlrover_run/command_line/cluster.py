@@ -1,4 +1,5 @@
-"""Completes a job from the cluster that started the launcher: flags first, then variables, then what was detected.
+"""What the cluster that started the launcher says of a job: the values of flags that are not given, and where its nodes
+meet.
 
 A single node takes the number of its workers, and has the rendezvous that it has without a cluster. This module is
 imported only where a cluster may have started the launcher (`cluster_environment.may_complete`).
@@ -188,12 +189,18 @@ def _is_several_pods(found: Detected, wanted: Wanted) -> bool:
     return size > 1
 
 
-def complete(args: RendezvousArgs, found: Detected, flags: FlagValues, context: Context) -> RendezvousArgs:
-    """The rendezvous of a job in a cluster. Raises SpecError when the flags and the cluster do not fit together."""
+def values_of(found: Detected) -> Mapping[str, FlagValue]:
+    """The values of flags that the cluster gives, by `Flag.dest`. A job of one node has its own name."""
+    run_id = None if found.size == 1 else found.run_id
+    said = {"nnodes": found.nodes, "nproc_per_node": found.workers, "rdzv_id": run_id}
+    return {dest: value for dest, value in said.items() if value is not None}
+
+
+def complete(args: RendezvousArgs, found: Detected, context: Context) -> RendezvousArgs:
+    """The options with the place where the nodes of a job in a cluster meet, as far as they leave it open. Raises
+    SpecError when they and the cluster do not fit together."""
     if found.size == 1:
         return args
-    if found.run_id and flags.explicit("rdzv_id") is None:
-        args = args._replace(run_id=found.run_id)
     endpoint = args.endpoint if args.endpoint.text.strip() else None
     backend = backends.by_word(args.backend.text) if args.backend else None
     by_address = endpoint is not None or args.master_addr is not None or args.master_port is not None
@@ -272,12 +279,6 @@ def _loopback(given: FlagValue) -> SpecError:
     return SpecError(f"{given.source} {given.text} is another machine on each node: leave {given.source} out.")
 
 
-def source_of(value: FlagValue, flags: FlagValues, dest: str) -> str:
-    """Where the value of a flag is from: a flag that is not given gives its default only."""
-    is_default = value.source == flags.get(dest).source and flags.explicit(dest) is None
-    return f"default of {value.source}" if is_default else value.source
-
-
 def describe(
     found: Detected, flags: FlagValues, args: RendezvousArgs, rendezvous: Rendezvous, nodes: FlagValue, hosted: str
 ) -> str:
@@ -288,7 +289,7 @@ def describe(
     if rendezvous.met:
         parts.append(f"{rendezvous.met.text} ({rendezvous.met.source})")
     if not rendezvous.place.alone:
-        parts.append(f"rdzv-id {rendezvous.run_id} ({source_of(args.run_id, flags, 'rdzv_id')})")
+        parts.append(f"rdzv-id {rendezvous.run_id} ({flags.source_of(args.run_id, 'rdzv_id')})")
     return f"{found.title}: {', '.join(parts)}."
 
 

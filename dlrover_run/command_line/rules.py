@@ -1,9 +1,8 @@
-"""The size of a job and its rules, from flags, variables and what a cluster says."""
+"""The size of a job and its rules."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
@@ -13,9 +12,6 @@ from dlrover_run.command_line.rendezvous import Rendezvous
 from dlrover_run.command_line.sources import FlagValues
 from dlrover_run.coordination.rules import MAX_NODES, JobRules
 from dlrover_run.spec import FlagValue, SpecError
-
-if TYPE_CHECKING:
-    from dlrover_run.environment.records import Detected
 
 COUNT_VARIABLES = ("NODE_NUM", "WORKER_NUM")
 """The number of nodes that a cluster manager sets, the newer name first."""
@@ -27,9 +23,9 @@ _AUTO = "auto"
 
 
 def find_size(
-    flags: FlagValues, environ: Mapping[str, str], found: Detected | None, warn: Callable[[str], None]
+    flags: FlagValues, environ: Mapping[str, str], warn: Callable[[str], None]
 ) -> tuple[FlagValue, FlagValue]:
-    """The texts of `--nnodes` and `--nproc-per-node`, with their sources; `found` completes them.
+    """The texts of `--nnodes` and `--nproc-per-node`, with their sources.
 
     Raises SpecError when nothing gives the number of nodes.
 
@@ -37,10 +33,8 @@ def find_size(
     number takes precedence, with a warning.
     """
     nodes, workers = flags.explicit("nnodes") or flags.explicit("local_nodes"), flags.explicit("nproc_per_node")
-    detected = found.nodes if found else None
     if not flags.is_on("auto_config"):
-        workers = workers or (found.workers if found else None) or flags.get("nproc_per_node")
-        return nodes or detected or flags.get("nnodes"), workers
+        return nodes or flags.get("nnodes"), flags.get("nproc_per_node")
     by_variable = next(
         (FlagValue(name, environ[name]) for name in COUNT_VARIABLES if environ.get(name, "").strip()), None
     )
@@ -49,12 +43,12 @@ def find_size(
         if nodes is not None and nodes.text.strip() != by_variable.text.strip():
             variable = f"{by_variable.source}={by_variable.text}"
             warn(f"{nodes.source} {nodes.text} takes precedence over {variable} of --auto-config.")
-    elif nodes is None and detected is None and not flags.is_on("standalone"):
+    elif nodes is None and flags.known("nnodes") is None and not flags.is_on("standalone"):
         variables = values.alternatives(COUNT_VARIABLES)
         raise SpecError(f"--auto-config cannot find the number of nodes: set {variables}, or give --nnodes.")
     if workers is not None and workers.text != _AUTO:
         warn(f"{workers.source} {workers.text} takes precedence over --auto-config: devices are not counted.")
-    return nodes or by_variable or detected or flags.get("nnodes"), workers or FlagValue("--auto-config", _AUTO)
+    return nodes or by_variable or flags.get("nnodes"), workers or FlagValue("--auto-config", _AUTO)
 
 
 def make_rules(flags: FlagValues, nodes: FlagValue, rendezvous: Rendezvous, conf: RdzvConf) -> JobRules:

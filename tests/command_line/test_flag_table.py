@@ -10,10 +10,11 @@ from dlrover_run.cli import parse
 from dlrover_run.command_line.flag import FAILURES, OTHER, SIZE, Flag
 from dlrover_run.command_line.flags import CORE, OF_FEATURES, PANELS, TABLE, arranged
 from dlrover_run.command_line.program import DLROVER_RUN, Program
+from dlrover_run.command_line.sources import FlagValues
 from dlrover_run.features.autoscale.settings import AutoscaleSettings
 from dlrover_run.features.registry import decode_part
 from dlrover_run.launch_request import decode, encode
-from dlrover_run.spec import JobSpec
+from dlrover_run.spec import FlagValue, JobSpec
 from tf_ps_runner.command_line.options import TF_PS_RUN
 
 
@@ -82,3 +83,22 @@ def test_the_settings_of_a_feature_reach_the_agent() -> None:
     assert sent.settings_of("autoscale", AutoscaleSettings).command == ("true", "{nodes}")
     alone = parse(["--no-python", "true"], {})
     assert alone.settings_of("autoscale", AutoscaleSettings) == AutoscaleSettings()
+
+
+def test_the_first_of_its_sources_that_has_one_gives_the_value_of_a_flag() -> None:
+    by_cluster = {"nnodes": FlagValue("SLURM_NNODES", "4")}
+    environ = {"PET_NNODES": "3"}
+    nothing: dict[str, list[str]] = {}
+    for given, variables, cluster, value in (
+        ({"nnodes": ["2"]}, environ, by_cluster, ("--nnodes", "2")),
+        (nothing, environ, by_cluster, ("PET_NNODES", "3")),
+        (nothing, {}, by_cluster, ("SLURM_NNODES", "4")),
+        (nothing, {}, {}, ("--nnodes", "1")),
+    ):
+        flags = FlagValues(given, variables, DLROVER_RUN.by_dest).with_cluster(cluster)
+        assert flags.get("nnodes") == value
+        assert (flags.known("nnodes") is None) == (value[1] == "1")
+        assert (flags.explicit("nnodes") is None) == (value[1] in "14")
+        assert flags.source_of(flags.get("nnodes"), "nnodes") == (
+            "default of --nnodes" if value[1] == "1" else value[0]
+        )
