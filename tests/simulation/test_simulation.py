@@ -245,7 +245,7 @@ DEFECTS = {
             (running, "disconnects_resolved_at"),
             by=lambda members, now: None,
         ),
-        master=23,
+        master=48,
     ),
     "survivors get other ranks": Defect(
         patched(
@@ -289,7 +289,7 @@ DEFECTS = {
             (NodeCheckGate, "joins"),
             by=lambda self, plan, living: [p for p in living if check_report(p.report).compute_result is not None],
         ),
-        master=799,
+        master=970,
     ),
     "no node is ever at fault": Defect(patched((health_steps, "diagnose"), by=diagnose_none), master=19),
     "a partner is blamed for a link": Defect(patched((health_steps, "diagnose"), by=diagnose_both_ends), master=19),

@@ -55,10 +55,9 @@ class NodeCheckGate(Gate):
         noted = steps.note_nodes(plan, members, now)
         plan, wait = noted.plan, partial(self._wait, dict(members), now)
         check = state_of(plan).check
-        if check is not None and check.during_training:
-            # Its nodes are checked with the others.
-            plan, check = steps.update(plan, now, check=None), None
-        if check is None:
+        if check is None or check.during_training:
+            # One beside training goes on beside the next round. If something has to be checked before that, `permit`
+            # begins another check in its place, of all.
             return noted._replace(plan=plan, wait=partial(wait, plan))
         step = steps.step(self.limits, plan, members, now)
         return step._replace(
@@ -159,7 +158,7 @@ class NodeCheckGate(Gate):
     ) -> Waiting | None:
         """Which nodes a check, or its begin, waits for: the `Wait` of `between`."""
         seconds, check = seconds_left(deadlines, now), state_of(plan).check
-        if check is not None:
+        if check is not None and not check.during_training:
             waited_for = [check.nodes[place].host for place in awaited(check, members, found_at)]
             reasons = text.answers(check, waited_for, len(asked(check, members, found_at)))
             rows = text.shown(check_status(check, members), text.share_of(len(members)))

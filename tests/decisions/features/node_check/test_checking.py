@@ -530,6 +530,21 @@ class TestCheckAlways:
         assert node_health(job, "d").status is HealthStatus.STRAGGLER
         assert job.plan.key.number == 1
 
+    def test_a_round_that_is_resized_does_not_begin_the_check_of_a_spare_anew(self) -> None:
+        job = checked_job(2, 3, Truth(slowness={"d.net": 5.0}), exclude_stragglers=1)
+        job.come("a", "b", "c")
+        job.wait(31)
+        job.mute = {"d"}
+        job.come("d", compute_result=job.truth and job.truth.compute("d.net"))
+        before = check_state(job.plan).check
+        assert before is not None
+        job.scale("2")
+        assert (job.ranks, job.plan.key.number) == (["a", "b"], 2)
+        assert check_state(job.plan).check == before
+        job.mute.clear()
+        job.settle()
+        assert node_health(job, "d").status is HealthStatus.STRAGGLER
+
 
 class TestUnchecked:
     """Nodes that were started without the flag, in a job with a node check."""
