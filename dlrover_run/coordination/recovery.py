@@ -29,7 +29,7 @@ def recover_plan(empty_plan: Plan, reports: Sequence[NodeReport], grace_over: bo
     """The plan of the latest round that a node knows of; None until a report for every rank of that round has arrived.
 
     With `grace_over`, nodes that have not reported are not awaited any more. Each of their ranks gets a placeholder
-    member `unknown-K`, which `train` treats as a lost node.
+    member `unknown-K`, which the next decision treats as a lost node.
     """
     latest = max((latest_round(report) for report in reports), default=RoundKey())
     by_round: dict[RoundKey, RankedNodes] = {}

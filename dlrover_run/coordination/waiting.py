@@ -37,7 +37,7 @@ def wait_for_round(
     deadlines: Sequence[Deadline],
     now: float,
 ) -> Waiting:
-    """What every node waits for while no round runs: a `Wait` of `gather`. `alive` are those of which it is formed."""
+    """What every node waits for while no round runs. `alive` are those of which it is formed."""
     own = None if of_gate is None else of_gate(deadlines, now)
     if own is not None:
         return own

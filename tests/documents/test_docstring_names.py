@@ -1,4 +1,5 @@
-"""A lower-case name in backticks in the docstring of a class occurs in that class, or in one that it extends."""
+"""A lower-case name in backticks in a docstring is a name of the code that it describes: of the class or one that it
+extends, and of the module for a function."""
 
 from __future__ import annotations
 
@@ -6,7 +7,8 @@ import ast
 import re
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2] / "dlrover_run"
+ROOT = Path(__file__).resolve().parents[2]
+MODULES = [path for package in ("dlrover_run", "tf_ps_runner") for path in sorted((ROOT / package).rglob("*.py"))]
 
 NAME = re.compile(r"`([a-z_][a-z0-9_]*)`")
 
@@ -25,6 +27,9 @@ ELSEWHERE = frozenset(
         "LauncherEnd.subprocess",
         "Program.launch",
         "Program.read_job",
+        "PsJobSpec.preload",
+        "PsJobSpec.start_method",
+        "RestoredModel.live",
         "ScaleCommandEnded.subprocess",
         "StatusLines.status",
         "StragglerStatus.computing",
@@ -56,10 +61,37 @@ ELSEWHERE = frozenset(
 """Names of other modules, of parameters and of values, as `Class.name`: what a docstring may name all the same."""
 
 
+FUNCTIONS_ELSEWHERE = frozenset(
+    [
+        "_first_environment.sitecustomize",
+        "_pickle_call.function_worker",
+        "batches.schedule",
+        "claim.schedule",
+        "clock_text.events",
+        "decode_part.dec_hook",
+        "describe_exit_code.subprocess",
+        "end_static.static",
+        "find_gpu_problems.pynvml",
+        "fork.begin",
+        "fork.ps",
+        "name_process.ps",
+        "name_process.top",
+        "read_cgroup_number.max",
+        "run.relay_start",
+        "scan_imports.run_path",
+        "scan_imports.script",
+        "send_signal.sudo",
+        "share_console.print",
+        "start.__main__",
+    ]
+)
+"""As `ELSEWHERE`, as `function.name`."""
+
+
 def names_elsewhere() -> set[str]:
     """Each name that its class does not have, as `Class.name`."""
     found = set()
-    for path in sorted(ROOT.rglob("*.py")):
+    for path in MODULES:
         tree = ast.parse(path.read_text())
         classes = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
         for name, node in classes.items():
@@ -71,6 +103,19 @@ def names_elsewhere() -> set[str]:
     return found
 
 
+def names_outside_the_module() -> set[str]:
+    """Each name in the docstring of a function that its module does not have, as `function.name`."""
+    found = set()
+    for path in MODULES:
+        text = path.read_text()
+        names = set(re.findall(r"\w+", re.sub(r'"""[\s\S]*?"""', "", text)))
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                words = NAME.findall(ast.get_docstring(node) or "")
+                found |= {f"{node.name}.{word}" for word in words if not names & {word, f"_{word}"}}
+    return found
+
+
 def _code(node: ast.ClassDef) -> str:
     """The source of a class without its docstring."""
     return "\n".join(ast.unparse(statement) for statement in node.body[1:])
@@ -78,3 +123,7 @@ def _code(node: ast.ClassDef) -> str:
 
 def test_each_name_in_the_docstring_of_a_class_is_a_name_of_that_class() -> None:
     assert not names_elsewhere() - ELSEWHERE
+
+
+def test_each_name_in_the_docstring_of_a_function_is_a_name_of_its_module() -> None:
+    assert not names_outside_the_module() - FUNCTIONS_ELSEWHERE

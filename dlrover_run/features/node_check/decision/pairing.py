@@ -47,7 +47,7 @@ class RoundTasks(NamedTuple):
 
 
 def first_round(check: NodeCheck, measure_links: bool, threshold: float = STRAGGLER_THRESHOLD) -> RoundTasks:
-    """What is tried first; `compute_facts` has what the nodes computed by themselves.
+    """What is tried first, after what the nodes computed by themselves.
 
     A node that failed or was slow at it computes again. One that failed does nothing else in this round, so that no
     node waits for a link with a node that may be dead; it links in the next one.
