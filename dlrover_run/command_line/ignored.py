@@ -100,6 +100,8 @@ def flag_warnings(flags: FlagValues, spec: JobSpec, conf: RdzvConf) -> Iterator[
     """Warnings about the other flags of dlrover-run, by the job that they have come to."""
     yield from unmet_needs(flags, spec.rules)
     yield from unmet_keys(flags, spec.rules, conf)
+    if spec.progress == "optimizer" and spec.entrypoint.kind == "program":
+        yield f"{flags.get('progress').source} optimizer has no effect with --no-python."
     yield from _rank_warnings(spec)
 
 

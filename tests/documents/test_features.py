@@ -27,9 +27,7 @@ OURS = Launcher("dlrover-run", (sys.executable, "-m", "dlrover_run"))
 NAMES = sorted(path.parent.name for path in FOLDER.glob("*/__init__.py"))
 
 TIED = {
-    "events": "the agent, workers/ and other features emit its records",
     "local_nodes": "the command line makes its part of the JobSpec",
-    "observe": "workers/ opens its pages, and hangs, autoscale and the agent read them",
     "operate": "the agent opens its socket",
 }
 """What still keeps a feature from being removed. A line goes when the feature can: the test says so."""
@@ -88,9 +86,8 @@ def test_without_a_feature_a_job_restarts_its_workers(mailbox: Mailbox, name: st
 CORE = ("agent", "workers", "processes", "output")
 
 KNOWN = {
-    "agent": {"events", "observe", "operate"},
-    "output": {"observe"},
-    "workers": {"events", "hangs", "observe", "operate"},
+    "agent": {"operate"},
+    "workers": {"hangs", "operate"},
 }
 """Features that rooms of the core import still. A name goes when the import does."""
 
