@@ -189,8 +189,8 @@ class Agent:
             self._begin_features()
             self._features.follow(assignment, over or leaving)
             adapter.accept(assignment, over or leaving)
-            ends = over or (leaving and not adapter.moving)
-            for action in reconcile(adapter.desired(), adapter.states(), ends):
+            shutting_down = over or (leaving and not adapter.migrating)
+            for action in reconcile(adapter.desired(), adapter.states(), shutting_down):
                 adapter.carry_out(action)
             report = self._features.add_to_report(adapter.report(leaving))
             self._activity.follow_round(self._node_state.round, adapter.running)

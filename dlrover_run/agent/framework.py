@@ -107,9 +107,9 @@ class Lifetime(ABC):
         """Begin. Raises SpecError or OSError."""
 
     @abstractmethod
-    def accept(self, assignment: Assignment, ends: bool) -> None:
-        """Take the latest assignment; the same one may come again. `ends` means that the job is over for this node, or
-        that the node has to leave. Raises SpecError."""
+    def accept(self, assignment: Assignment, shutting_down: bool) -> None:
+        """Take the latest assignment; the same one may come again. `shutting_down` means that the job is over for
+        this node, or that the node has to leave. Raises SpecError."""
 
     @abstractmethod
     def send(self, number: signal.Signals, delivered_at: float | None = None, only_stopping: bool = False) -> None:
@@ -141,13 +141,13 @@ class FrameworkAdapter(Tasks[Key], Lifetime):
     """All that the agent knows of a framework: its tasks, their lifetime, and what is asked about them. No method of
     its own but `stacks` waits.
 
-    `noun` names the tasks in messages, and `starter` starts their processes. While tasks are `moving` to other nodes,
-    the assignment counts although this node leaves.
+    `noun` names the tasks in messages, and `starter` starts their processes. While tasks are `migrating` to other
+    nodes, the assignment counts although this node leaves.
     """
 
     noun: str
     starter: Starter
-    moving = False
+    migrating = False
 
     @abstractmethod
     def progress(self) -> Mapping[str, Progress]:

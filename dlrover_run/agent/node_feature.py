@@ -40,9 +40,9 @@ class NodeFeature:
     def open(self) -> None:
         """Begin. It is called once, before the first task starts. Raises OSError."""
 
-    def follow(self, assignment: Assignment, ends: bool) -> None:
+    def follow(self, assignment: Assignment, shutting_down: bool) -> None:
         """Take the latest assignment, in each turn of the loop, before the tasks take it; the same one may come again.
-        `ends` means that the job is over for this node, or that it leaves. Raises what ends the node."""
+        `shutting_down` means that the job is over for this node, or that it leaves. Raises what ends the node."""
 
     def add_to_report(self, report: NodeReport) -> NodeReport:
         """The report of this node with what the feature has to report, in each turn of the loop."""
@@ -92,9 +92,9 @@ class NodeFeatures:
         """Their child processes."""
         return set().union(*(feature.pids for feature in self._begun.values()))
 
-    def follow(self, assignment: Assignment, ends: bool) -> None:
+    def follow(self, assignment: Assignment, shutting_down: bool) -> None:
         for feature in self._begun.values():
-            feature.follow(assignment, ends)
+            feature.follow(assignment, shutting_down)
 
     def add_to_report(self, report: NodeReport) -> NodeReport:
         for feature in self._begun.values():

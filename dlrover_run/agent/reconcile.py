@@ -110,14 +110,14 @@ Action = Reserve[Key] | Start[Key] | Replace[Key] | WaitForPeers[Key] | Stop[Key
 
 
 def reconcile(
-    desired: Sequence[DesiredTask[Key]], states: Sequence[TaskState[Key]], ends: bool
+    desired: Sequence[DesiredTask[Key]], states: Sequence[TaskState[Key]], shutting_down: bool
 ) -> tuple[Action[Key], ...]:
     """The actions that bring this node closer to what is desired; none if it only has to wait. Idempotent.
 
-    `ends` means that the job is over for this node, or that it has to leave: nothing is desired any more, and a task
-    that is being drained gets a signal as well.
+    `shutting_down` means that the job is over for this node, or that it has to leave: nothing is desired any more,
+    and a task that is being drained gets a signal as well.
     """
-    if ends:
+    if shutting_down:
         return tuple(action for state in _first_to_end(states) for action in _stop(state, StopMode.TERMINATE))
     wanted = {task.key: task for task in desired}
     here = {state.key: state for state in states}

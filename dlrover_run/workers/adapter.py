@@ -73,9 +73,9 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
     async def open(self) -> None:
         self._progress.begin(self._services.run_dir)
 
-    def accept(self, assignment: Assignment, ends: bool) -> None:
+    def accept(self, assignment: Assignment, shutting_down: bool) -> None:
         self._assignment = assignment
-        self._rounds.accept(assignment, ends)
+        self._rounds.accept(assignment, shutting_down)
         if not self._shutdown.wanted:
             self._progress.update(assignment)
         if self._round is not None and self._round.key == assignment.key:

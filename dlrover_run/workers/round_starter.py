@@ -36,7 +36,7 @@ class RoundStarter:
         self._reporter = reporter
         self._event_log = event_log
         self._assignment = Assignment()
-        self._ends = False
+        self._shutting_down = False
         self.current: WorkerRound | None = None
         self.stores = RoundStores(os.environ, services.console.info, self._note_store_client)
         self._plugin: LogsSpecsClient | None = None
@@ -56,14 +56,14 @@ class RoundStarter:
         """The features of the job that follow its rounds."""
         return self._services.features.of(WorkersFeature)
 
-    def accept(self, assignment: Assignment, ends: bool) -> None:
+    def accept(self, assignment: Assignment, shutting_down: bool) -> None:
         """Take the latest assignment (`Lifetime.accept`)."""
-        self._assignment, self._ends = assignment, ends
+        self._assignment, self._shutting_down = assignment, shutting_down
 
     def is_wanted(self, ranks: RankAssignment) -> bool:
         """Whether these are still this node's ranks after a wait."""
         services = self._services
-        return not (self._ends or services.shutdown.wanted) and services.node_state.round == ranks.key
+        return not (self._shutting_down or services.shutdown.wanted) and services.node_state.round == ranks.key
 
     async def restart(self, ranks: RankAssignment) -> None:
         """Start all workers of a round, once those of the last one have ended. Raises what ends the node."""

@@ -40,9 +40,9 @@ class Node(Events):
     def emit(self, event: Event) -> None:
         self.ended.append(event)
 
-    def assign(self, number: int, nodes: int = 4, seconds: float = WAIT, ends: bool = False) -> None:
+    def assign(self, number: int, nodes: int = 4, seconds: float = WAIT, shutting_down: bool = False) -> None:
         run = CommandRun(CommandKey(5, number), nodes, NODE, seconds)
-        self.command.follow(Assignment(parts=(AutoscaleAssignment(command=run),)), ends)
+        self.command.follow(Assignment(parts=(AutoscaleAssignment(command=run),)), shutting_down)
 
     @property
     def result(self) -> CommandResult | None:
@@ -155,10 +155,10 @@ def test_at_its_time_limit_it_is_stopped_with_what_it_has_started() -> None:
 def test_at_the_end_of_the_job_no_run_begins_and_one_that_runs_is_stopped() -> None:
     async def scene(node: Node) -> None:
         node.assign(1)
-        node.assign(2, ends=True)
+        node.assign(2, shutting_down=True)
         await node.command.close()
         assert node.result == CommandResult(CommandKey(5, 1), failed=True)
-        node.assign(2, ends=True)
+        node.assign(2, shutting_down=True)
         assert not node.command.pids
 
     play(scene, "sleep", "1000")

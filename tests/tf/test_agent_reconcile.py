@@ -75,10 +75,10 @@ NEW_SERVERS = NodeOrder(version=2, tasks=(EVALUATOR,), servers=("h:9",), chief="
 
 
 def steps(
-    wanted: NodeOrder | None, *here: LocalTask, ends: bool = False, sparse: bool = False
+    wanted: NodeOrder | None, *here: LocalTask, shutting_down: bool = False, sparse: bool = False
 ) -> tuple[Action[TaskKey], ...]:
     wanted = wanted or NodeOrder(version=0)
-    return reconcile(desired_tasks(wanted, here, sparse), task_states(wanted, here), ends)
+    return reconcile(desired_tasks(wanted, here, sparse), task_states(wanted, here), shutting_down)
 
 
 def kinds(found: tuple[Action[TaskKey], ...]) -> str:
@@ -152,7 +152,7 @@ def test_what_a_node_does_next(wanted: NodeOrder | None, known: tuple[LocalTask,
 def test_at_the_end_each_task_is_requested_to_end_once_and_servers_last(
     known: tuple[LocalTask, ...], expected: str
 ) -> None:
-    assert kinds(steps(ORDER, *known, ends=True)) == expected
+    assert kinds(steps(ORDER, *known, shutting_down=True)) == expected
 
 
 def test_a_server_of_the_next_version_is_started_with_the_servers_of_that_version() -> None:
@@ -198,9 +198,9 @@ knowns = st.lists(st.builds(lambda one, servers, state: here(one, servers, **sta
 
 @given(orders, knowns, st.booleans(), st.booleans())
 def test_each_step_is_possible_in_any_situation(
-    order: NodeOrder, known: tuple[LocalTask, ...], ends: bool, sparse: bool
+    order: NodeOrder, known: tuple[LocalTask, ...], shutting_down: bool, sparse: bool
 ) -> None:
-    found = steps(order, *known, ends=ends, sparse=sparse)
+    found = steps(order, *known, shutting_down=shutting_down, sparse=sparse)
     by_key = {one.key: one for one in known}
     wanted = {one.key: one for one in order.tasks}
     keys = [step.key for step in found]

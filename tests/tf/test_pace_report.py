@@ -55,8 +55,8 @@ class Node:
             for pid, role in enumerate(self.roles)
         ]
 
-    def follow(self, interval: float, version: int = 1, ends: bool = False) -> None:
-        self.pace.follow(NodeOrder(version=version, report_interval=interval), ends)
+    def follow(self, interval: float, version: int = 1, shutting_down: bool = False) -> None:
+        self.pace.follow(NodeOrder(version=version, report_interval=interval), shutting_down)
 
     def part(self) -> NodeTasks:
         return self.pace.add_to(NodeTasks())
@@ -129,7 +129,7 @@ def test_it_ends_with_the_node() -> None:
         node = Node(Role.CHIEF)
         node.follow(5.0)
         await asyncio.sleep(5.2)
-        node.follow(5.0, ends=True)
+        node.follow(5.0, shutting_down=True)
         await asyncio.sleep(50)
         assert node.woken == 1
 

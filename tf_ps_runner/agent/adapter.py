@@ -82,7 +82,7 @@ class TensorFlowAdapter(FrameworkAdapter[TaskKey]):
         self._channel.open()
         await self._queues.listen()
 
-    def accept(self, assignment: Assignment, ends: bool) -> None:
+    def accept(self, assignment: Assignment, shutting_down: bool) -> None:
         if self._error is not None:
             raise self._error
         self._assignment = assignment
@@ -91,8 +91,8 @@ class TensorFlowAdapter(FrameworkAdapter[TaskKey]):
             self._show_waiting(assignment)
             self._events.follow(assignment)
         self._queues.follow(self._order)
-        self._tasks.follow(self._order, ends)
-        self._pace.follow(self._order, ends)
+        self._tasks.follow(self._order, shutting_down)
+        self._pace.follow(self._order, shutting_down)
 
     def desired(self) -> Sequence[DesiredTask[TaskKey]]:
         return desired_tasks(self._order, self._tasks.here, self._spec.sparse)
@@ -134,12 +134,12 @@ class TensorFlowAdapter(FrameworkAdapter[TaskKey]):
         evicts = number is signal.SIGTERM or (job.preemption is not None and number is job.preemption.signal)
         if not self._tasks.live or not evicts or not job.rendezvous.coordinated:
             return None
-        self.moving = True
+        self.migrating = True
         asyncio.get_running_loop().call_later(MOVE_TIMEOUT, self._check_move)
         return f"what runs here is moved to other nodes if they have room, within {self._shutdown.grace:g} s"
 
     def send(self, number: signal.Signals, delivered_at: float | None = None, only_stopping: bool = False) -> None:
-        self.moving = self.moving and only_stopping
+        self.migrating = self.migrating and only_stopping
         self._tasks.send(number, delivered_at, only_stopping)
 
     def forward(self, number: signal.Signals, delivered_at: float | None) -> None:
@@ -203,5 +203,5 @@ class TensorFlowAdapter(FrameworkAdapter[TaskKey]):
         self._end_move()
 
     def _end_move(self) -> None:
-        self.moving = False
+        self.migrating = False
         self._services.wake()

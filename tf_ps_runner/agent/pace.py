@@ -61,10 +61,10 @@ class PaceReport:
         self._pace: Pace | None = None
         self._load: ServerLoad | None = None
 
-    def follow(self, order: NodeOrder, ends: bool) -> None:
+    def follow(self, order: NodeOrder, shutting_down: bool) -> None:
         """Take the latest order. Idempotent."""
         self._order = order
-        wanted = 0.0 if ends else order.report_interval
+        wanted = 0.0 if shutting_down else order.report_interval
         if wanted != self._interval:
             self._interval = wanted
             self.close()

@@ -160,9 +160,9 @@ class TaskSupervisor:
         """Prepare a template before there is a task: what it imports takes longer than anything else."""
         self._ready = self._ready or self._do(self._starter.prepare([self._start_builder.common]))
 
-    def follow(self, order: NodeOrder, ends: bool) -> None:
-        """Take what the order has for the tasks here, and send it to their processes. When this node `ends`, all its
-        tasks are stopped anyway."""
+    def follow(self, order: NodeOrder, shutting_down: bool) -> None:
+        """Take what the order has for the tasks here, and send it to their processes. A node that shuts
+        down stops all of its tasks anyway."""
         if self._watch is not None:
             self._watch.follow(order)
         for assigned in order.tasks:
@@ -175,7 +175,7 @@ class TaskSupervisor:
                 self._channel.send_order(task.key, task.message(order))
             if (
                 order.ending
-                and not ends
+                and not shutting_down
                 and task.live
                 and task.serves_chief
                 and task.stopping in (None, StopMode.DRAIN)

@@ -51,9 +51,9 @@ class Autoscaler(WorkersFeature):
     def round_begins(self, workers: WorkerRound) -> None:
         self._workers = workers
 
-    def follow(self, assignment: Assignment, ends: bool) -> None:
-        self._throughput.follow(assignment, ends)
-        self._command.follow(assignment, ends)
+    def follow(self, assignment: Assignment, shutting_down: bool) -> None:
+        self._throughput.follow(assignment, shutting_down)
+        self._command.follow(assignment, shutting_down)
 
     def add_to_report(self, report: NodeReport) -> NodeReport:
         return self._command.add_to_report(self._throughput.add_to_report(report))
@@ -95,14 +95,18 @@ class ThroughputReport:
         self._part = AutoscaleNodeReport()
         self._first: tuple[RoundKey, int] = (RoundKey(), 0)
 
-    def follow(self, assignment: Assignment, ends: bool) -> None:
+    def follow(self, assignment: Assignment, shutting_down: bool) -> None:
         """Take the latest assignment. What is to be kept stays until something else is to be kept: a coordinator that
         has lost its records asks for nothing. Idempotent."""
         self._assignment = assignment
         part = AutoscaleAssignment.find(assignment.parts)
         if part is not None and part.known is not None:
             self._part = replace(self._part, known=part.known)
-        wanted = 0.0 if part is None or ends or assignment.phase in OVER or assignment.ranks is None else part.interval
+        wanted = (
+            0.0
+            if part is None or shutting_down or assignment.phase in OVER or assignment.ranks is None
+            else part.interval
+        )
         if wanted != self._interval:
             self._interval = wanted
             self.close()

@@ -64,10 +64,10 @@ class ScaleCommand:
         """The pid of the command while it runs."""
         return set() if self._current is None else {self._current.pid}
 
-    def follow(self, assignment: Assignment, ends: bool) -> None:
-        """Take the latest assignment; with `ends` no run begins any more. Idempotent."""
+    def follow(self, assignment: Assignment, shutting_down: bool) -> None:
+        """Take the latest assignment; with `shutting_down` no run begins any more. Idempotent."""
         part = AutoscaleAssignment.find(assignment.parts)
-        self._wanted = None if part is None or ends else part.command
+        self._wanted = None if part is None or shutting_down else part.command
         self._begin()
 
     def add_to_report(self, report: NodeReport) -> NodeReport:

@@ -27,7 +27,7 @@ class Hooks(WorkersFeature):
         super().__init__(services, tasks)
         self._settings = services.job.settings_of("hooks", HookSettings)
         self._assignment = Assignment()
-        self._ends = False
+        self._shutting_down = False
         self._current: UserCommand | None = None
         self._until: dict[str, float] = {}
         """When the commands of an event have to end, because the job has ended, on the clock of the loop."""
@@ -46,10 +46,10 @@ class Hooks(WorkersFeature):
     def needs_devices(self) -> bool:
         return self._after_failure is not None and not self._after_failure.done()
 
-    def follow(self, assignment: Assignment, ends: bool) -> None:
+    def follow(self, assignment: Assignment, shutting_down: bool) -> None:
         self._assignment = assignment
-        if ends and not self._ends:
-            self._ends = True
+        if shutting_down and not self._shutting_down:
+            self._shutting_down = True
             until = asyncio.get_running_loop().time() + self._services.job.shutdown_timeout
             self._until["before-round"] = until
             # What looks at the failure that ends the job keeps its own time.
@@ -102,7 +102,9 @@ class Hooks(WorkersFeature):
 
     def _is_wanted(self, ranks: RankAssignment) -> bool:
         """Whether these are still the ranks of this node."""
-        return not (self._ends or self._services.shutdown.wanted) and self._services.node_state.round == ranks.key
+        return (
+            not (self._shutting_down or self._services.shutdown.wanted) and self._services.node_state.round == ranks.key
+        )
 
     def _seconds(self, event: str) -> float:
         """The seconds that a command has from now on."""
@@ -118,7 +120,7 @@ class Hooks(WorkersFeature):
         other events than the one that decides about a round it is printed here."""
         async with self._turn:
             for words in self._settings.commands.get(event, ()):
-                if event == "before-round" and self._ends:
+                if event == "before-round" and self._shutting_down:
                     break
                 if problem := await self._run_one(event, words, facts):
                     if event == "before-round":

@@ -29,11 +29,11 @@ class KeptWorkers(WorkersFeature):
     def pids(self) -> set[int]:
         return self._survivors.pids
 
-    def follow(self, assignment: Assignment, ends: bool) -> None:
+    def follow(self, assignment: Assignment, shutting_down: bool) -> None:
         ranks = self._services.node_state.ranks
         self._survivors.follow(assignment, ranks)
         self._kept = None
-        if not ends and self._round is not None and ranks is not None:
+        if not shutting_down and self._round is not None and ranks is not None:
             self._kept = self._survivors.advance(self._round, ranks)
 
     def kept(self, current: WorkerRound, ranks: RankAssignment) -> frozenset[int] | None:

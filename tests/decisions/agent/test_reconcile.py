@@ -79,7 +79,7 @@ TABLE: list[tuple[str, list[DesiredTask[str]], list[TaskState[str]], list[Action
 def test_what_follows_from_what_is_desired_and_what_is_here(
     tasks: Sequence[DesiredTask[str]], states: Sequence[TaskState[str]], actions: Sequence[Action[str]]
 ) -> None:
-    assert list(reconcile(tasks, states, ends=False)) == actions
+    assert list(reconcile(tasks, states, shutting_down=False)) == actions
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_what_follows_from_what_is_desired_and_what_is_here(
 def test_at_the_end_all_that_runs_gets_a_signal_once_and_servers_get_it_last(
     states: Sequence[TaskState[str]], stopped: Sequence[str]
 ) -> None:
-    assert reconcile([desired()], states, ends=True) == tuple(Stop(key, TERMINATE) for key in stopped)
+    assert reconcile([desired()], states, shutting_down=True) == tuple(Stop(key, TERMINATE) for key in stopped)
 
 
 names, numbers = st.sampled_from("abc"), st.integers(1, 2)
@@ -126,10 +126,10 @@ def each_once(strategy: st.SearchStrategy[Any]) -> st.SearchStrategy[list[Any]]:
 
 @given(each_once(tasks), each_once(states), st.booleans())
 def test_each_action_can_be_carried_out(
-    tasks: list[DesiredTask[str]], states: list[TaskState[str]], ends: bool
+    tasks: list[DesiredTask[str]], states: list[TaskState[str]], shutting_down: bool
 ) -> None:
     wanted, here = {task.key: task for task in tasks}, {state.key: state for state in states}
-    found = reconcile(tasks, states, ends)
+    found = reconcile(tasks, states, shutting_down)
     assert len({action.key for action in found}) == len(found), "one action for each task at a time"
     for action in found:
         state = here.get(action.key)
@@ -141,6 +141,6 @@ def test_each_action_can_be_carried_out(
             assert state is not None
             assert not state.live
         else:
-            assert not ends
+            assert not shutting_down
             assert action.key in wanted
             assert state is None or not (state.live or state.ended)

@@ -31,7 +31,7 @@ class Hangs(WorkersFeature):
         self._health: WatchHealth | None = None
         self._pauses: LearnedPauses | None = None
 
-    def follow(self, assignment: Assignment, ends: bool) -> None:
+    def follow(self, assignment: Assignment, shutting_down: bool) -> None:
         if self._watch is not None:
             self._watch.follow(assignment)
 

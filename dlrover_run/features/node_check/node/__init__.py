@@ -49,14 +49,18 @@ class NodeChecks(WorkersFeature):
     def pids(self) -> set[int]:
         return self._runner.pids
 
-    def follow(self, assignment: Assignment, ends: bool) -> None:
+    def follow(self, assignment: Assignment, shutting_down: bool) -> None:
         part = NodeCheckAssignment.get(assignment.parts)
         self._events.follow(part)
         if not self._services.shutdown.wanted:
             self._file.follow(assignment, self._runner.devices)
         # While no worker runs or starts, the devices are free, unless another feature looks at them.
         is_free = self._services.node_state.round is None and self._tasks.idle
-        if not ends and is_free and not any(one.needs_devices for one in self._services.features.of(WorkersFeature)):
+        if (
+            not shutting_down
+            and is_free
+            and not any(one.needs_devices for one in self._services.features.of(WorkersFeature))
+        ):
             self._runner.update(part.check_task, part.health)
 
     def add_to_report(self, report: NodeReport) -> NodeReport:

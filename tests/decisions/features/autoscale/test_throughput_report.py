@@ -48,10 +48,11 @@ class Node:
         done = Progress(steps, 8 * steps, 0.0, at, StepSource.REPORT, Phase.TRAINING, left=self.left)
         return {"rank 0": done} if steps else {}
 
-    def follow(self, part: AutoscaleAssignment | None, key: RoundKey = KEY, ends: bool = False) -> None:
+    def follow(self, part: AutoscaleAssignment | None, key: RoundKey = KEY, shutting_down: bool = False) -> None:
         self.tick.follow(key, running=True)
         self.throughput.follow(
-            Assignment(phase=PlanPhase.TRAINING, key=key, ranks=ranks(key), parts=() if part is None else (part,)), ends
+            Assignment(phase=PlanPhase.TRAINING, key=key, ranks=ranks(key), parts=() if part is None else (part,)),
+            shutting_down,
         )
 
     def part(self, key: RoundKey = KEY) -> AutoscaleNodeReport | None:
@@ -152,7 +153,7 @@ def test_nothing_is_read_at_the_end() -> None:
     async def run() -> None:
         node = Node()
         node.follow(AutoscaleAssignment(5.0))
-        node.follow(AutoscaleAssignment(5.0), ends=True)
+        node.follow(AutoscaleAssignment(5.0), shutting_down=True)
         await asyncio.sleep(100)
         node.follow(AutoscaleAssignment(5.0))
         node.throughput.close()

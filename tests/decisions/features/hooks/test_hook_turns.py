@@ -158,8 +158,8 @@ def test_a_command_before_a_round_does_not_hold_up_the_end_of_the_job_and_is_no_
     async def scene(one: Node) -> None:
         start = asyncio.ensure_future(one.hooks.before_round(RANKS))
         await one.begun(1)
-        one.hooks.follow(end, ends=True)
-        one.hooks.follow(end, ends=True)
+        one.hooks.follow(end, shutting_down=True)
+        one.hooks.follow(end, shutting_down=True)
         await start
         assert now() == pytest.approx(SHUTDOWN_TIMEOUT, abs=1)
         assert one.ran == ["before-round 1"]
@@ -191,7 +191,7 @@ def test_commands_after_a_failure_have_the_time_of_a_stop_together_and_their_own
     async def scene(one: Node) -> None:
         one.fail()
         await one.begun(1)
-        one.hooks.follow(end, ends=True)
+        one.hooks.follow(end, shutting_down=True)
         await one.hooks.before_round(RANKS)
         assert now() == pytest.approx(seconds, abs=1)
         last = "no time was left for it" if end is STOPPED else "late"
@@ -248,13 +248,13 @@ def test_a_health_check_waits_for_the_commands_after_a_failure(play: Callable[[S
         one.fail()
         for number in (1, 2):
             command = await one.begun(number)
-            checks.follow(Assignment(), ends=False)
+            checks.follow(Assignment(), shutting_down=False)
             assert not updates
             command.end()
         await one.hooks.before_round(RANKS)
         await asyncio.sleep(0)
         assert one.wakes == 1
-        checks.follow(Assignment(), ends=False)
+        checks.follow(Assignment(), shutting_down=False)
         assert len(updates) == 1
 
     play(scene)
