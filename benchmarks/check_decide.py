@@ -22,8 +22,10 @@ from core.report import RESULTS, save_table
 from node_truth import Truth
 
 from dlrover_run.coordination.coordinator import Coordinator
-from dlrover_run.coordination.model import NodeKey, NodeReport, PlanPhase
-from dlrover_run.coordination.rules import JobRules
+from dlrover_run.coordination.records.plan import PlanPhase
+from dlrover_run.coordination.records.report import NodeReport
+from dlrover_run.coordination.records.round import NodeKey
+from dlrover_run.coordination.records.rules import JobRules
 from dlrover_run.features.node_check.decision.model import (
     CheckKey,
     CheckTask,

@@ -27,7 +27,7 @@ from core.steps import longest_pause, read_steps
 from core.storms import Storm, effective_time
 from core.two_nodes import newest_workers, train, two_nodes
 
-from dlrover_run.coordination.rules import KEEP_ALIVE_ATTEMPTS, KEEP_ALIVE_INTERVAL
+from dlrover_run.coordination.records.rules import KEEP_ALIVE_ATTEMPTS, KEEP_ALIVE_INTERVAL
 from dlrover_run.features.local_nodes import network
 from dlrover_run.processes.tree import MASTER_NAME
 

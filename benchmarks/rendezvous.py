@@ -28,7 +28,7 @@ from core.ratios import Late, Lost, Measured, Sample, summarise
 from core.report import Machine, Result, Unit
 from core.run import Run
 
-from dlrover_run.coordination.rules import KEEP_ALIVE_ATTEMPTS, KEEP_ALIVE_INTERVAL
+from dlrover_run.coordination.records.rules import KEEP_ALIVE_ATTEMPTS, KEEP_ALIVE_INTERVAL
 
 SIZES = (2, 8, 32, 128, 512, 2000)
 LIMIT = 45.0

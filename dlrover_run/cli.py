@@ -27,7 +27,7 @@ from dlrover_run.command_line.rendezvous import RendezvousArgs, resolve, resolve
 from dlrover_run.command_line.rules import find_size, make_rules
 from dlrover_run.command_line.script import check_script, check_standard_input, python_entrypoint, require_script
 from dlrover_run.command_line.sources import FlagValues
-from dlrover_run.coordination.rules import MAX_NODES
+from dlrover_run.coordination.records.rules import MAX_NODES
 from dlrover_run.exit_reasons import ExitScheme
 from dlrover_run.features.local_nodes import flags as local_nodes
 from dlrover_run.spec import (

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 import msgspec
 
-from dlrover_run.coordination.rules import JobRules
+from dlrover_run.coordination.records.rules import JobRules
 from dlrover_run.exit_reasons import ExitScheme
 from dlrover_run.rendezvous.kinds import Alone, Rendezvous
 

@@ -16,8 +16,8 @@ from msgspec.structs import replace
 
 from dlrover_run.api import LaunchConfig, elastic_launch
 from dlrover_run.cli import parse
-from dlrover_run.coordination.parts import combine
-from dlrover_run.coordination.rules import JobRules
+from dlrover_run.coordination.records.parts import combine
+from dlrover_run.coordination.records.rules import JobRules
 from dlrover_run.environment import MARKERS
 from dlrover_run.features.hangs.stalls.rules import StallRules
 from dlrover_run.features.hangs.stragglers.rules import StragglerRules

@@ -11,8 +11,9 @@ from typing import Any
 import msgspec
 from harness import WAIT
 
-from dlrover_run.coordination.model import Assignment, NodePhase, NodeReport
-from dlrover_run.coordination.rules import JobRules
+from dlrover_run.coordination.records.assignment import Assignment
+from dlrover_run.coordination.records.report import NodePhase, NodeReport
+from dlrover_run.coordination.records.rules import JobRules
 from dlrover_run.master.server import MasterServer
 from dlrover_run.transport import auth
 from dlrover_run.transport.grpc_setup import CHANNEL_OPTIONS, load_grpc

@@ -6,11 +6,14 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from dlrover_run.coordination.model import Assignment, Member, NodePhase, NodeReport, NodeView, Plan
-from dlrover_run.coordination.parts import Part, ReportPart
-from dlrover_run.coordination.parts import with_part as parts_with
-from dlrover_run.coordination.round_ranks import rank_assignments
-from dlrover_run.coordination.rules import JobRules
+from dlrover_run.coordination.records.assignment import Assignment, NodeView
+from dlrover_run.coordination.records.parts import Part
+from dlrover_run.coordination.records.parts import with_part as parts_with
+from dlrover_run.coordination.records.plan import Plan
+from dlrover_run.coordination.records.report import NodePhase, NodeReport, ReportPart
+from dlrover_run.coordination.records.round import Member
+from dlrover_run.coordination.records.rules import JobRules
+from dlrover_run.coordination.rounds.ranks import rank_assignments
 from dlrover_run.features.node_check.decision.model import NodeCheckAssignment, NodeCheckReport, NodeCheckState
 from dlrover_run.features.node_check.rules import NodeCheckRules
 from tf_ps_runner.cluster.model import Cluster

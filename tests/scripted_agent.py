@@ -20,16 +20,10 @@ import msgspec
 from dlrover_run.agent.agent import Agent
 from dlrover_run.agent.result import JobResult
 from dlrover_run.console.console import Console
-from dlrover_run.coordination.model import (
-    Assignment,
-    Failure,
-    NodePhase,
-    NodeReport,
-    PlanPhase,
-    RankAssignment,
-    RoundKey,
-    Waiting,
-)
+from dlrover_run.coordination.records.assignment import Assignment, Waiting
+from dlrover_run.coordination.records.plan import PlanPhase
+from dlrover_run.coordination.records.report import NodePhase, NodeReport
+from dlrover_run.coordination.records.round import Failure, RankAssignment, RoundKey
 from dlrover_run.events.records import Event, Events
 from dlrover_run.output.relay_client import RelayClient
 from dlrover_run.output.run_directory import create_run_dir, make_temp_dir

@@ -10,20 +10,12 @@ from node_truth import Truth
 from policy_parts import check_part, check_report, check_state, fold
 
 from dlrover_run.coordination.coordinator import Coordinator
-from dlrover_run.coordination.model import (
-    OVER,
-    Assignment,
-    Failure,
-    NodeKey,
-    NodePhase,
-    NodeReport,
-    Plan,
-    PlanPhase,
-    RankAssignment,
-    Waiting,
-)
-from dlrover_run.coordination.requests import Action, OperatorRequest
-from dlrover_run.coordination.rules import JobRules
+from dlrover_run.coordination.records.assignment import Assignment, Waiting
+from dlrover_run.coordination.records.plan import OVER, Plan, PlanPhase
+from dlrover_run.coordination.records.report import NodePhase, NodeReport
+from dlrover_run.coordination.records.requests import Action, OperatorRequest
+from dlrover_run.coordination.records.round import Failure, NodeKey, RankAssignment
+from dlrover_run.coordination.records.rules import JobRules
 from dlrover_run.features.node_check.decision.model import HealthStatus, NodeCheckReport
 from dlrover_run.features.node_check.rules import NodeCheckRules
 from dlrover_run.words.reasons import codes

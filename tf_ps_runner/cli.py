@@ -24,8 +24,8 @@ from dlrover_run.command_line.rendezvous import UNNAMED, USUAL, Rendezvous, Rend
 from dlrover_run.command_line.rules import MAX_RESTARTS, adjust_rules
 from dlrover_run.command_line.script import INTERPRETER_VARIABLE, python_entrypoint
 from dlrover_run.command_line.sources import FlagValues
-from dlrover_run.coordination.parts import with_part
-from dlrover_run.coordination.rules import MAX_NODES, JobRules
+from dlrover_run.coordination.records.parts import with_part
+from dlrover_run.coordination.records.rules import MAX_NODES, JobRules
 from dlrover_run.exit_reasons import ExitScheme
 from dlrover_run.features.autoscale import flags as autoscale_flags
 from dlrover_run.features.hangs import flags as hangs

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from dlrover_run.command_line import values
-from dlrover_run.coordination.requests import Action, OperatorRequest
+from dlrover_run.coordination.records.requests import Action, OperatorRequest
 from dlrover_run.features.operate.asker import FLAGS, REFUSED, Asker, operator_command, requester
 from dlrover_run.features.operate.scale import AUTO, request_size
 from dlrover_run.spec import UsageError

@@ -24,7 +24,7 @@ from core.launchers import WORKERS, free_port
 from core.processes import pss
 from core.ratios import Late, Lost, Measured
 from core.run import Report, Run, until_last
-from dlrover_run.coordination.rules import KEEP_ALIVE_INTERVAL
+from dlrover_run.coordination.records.rules import KEEP_ALIVE_INTERVAL
 
 READY_TIMEOUT = 120.0
 """Seconds in which a server must serve; most of them are the import of torch."""

@@ -16,8 +16,8 @@ from typing import TypeVar
 
 from reporting import report
 
-from dlrover_run.coordination.model import NodeReport
-from dlrover_run.coordination.rules import JobRules
+from dlrover_run.coordination.records.report import NodeReport
+from dlrover_run.coordination.records.rules import JobRules
 from dlrover_run.features.node_check.decision.model import (
     CheckKey,
     CheckTask,

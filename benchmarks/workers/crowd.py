@@ -24,8 +24,8 @@ import msgspec
 from reporting import report
 
 from dlrover_run.agent.node_state import NodeState
-from dlrover_run.coordination.model import NodePhase
-from dlrover_run.coordination.rules import JobRules
+from dlrover_run.coordination.records.report import NodePhase
+from dlrover_run.coordination.records.rules import JobRules
 from dlrover_run.rendezvous import kinds
 from dlrover_run.spec import Entrypoint, JobSpec
 

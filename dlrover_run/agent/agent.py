@@ -23,9 +23,9 @@ from dlrover_run.agent.result import JobEnd, JobResult, resolve_result
 from dlrover_run.agent.shutdown import ShutdownRequest, received_text
 from dlrover_run.console.console import Console
 from dlrover_run.console.rounds import render_shutdown
-from dlrover_run.coordination.activity import NodeActivity
-from dlrover_run.coordination.bounds import MAX_WHAT
-from dlrover_run.coordination.model import OVER
+from dlrover_run.coordination.records.activity import NodeActivity
+from dlrover_run.coordination.records.bounds import MAX_WHAT
+from dlrover_run.coordination.records.plan import OVER
 from dlrover_run.events.event_log import AssignmentEvents, log_opened
 from dlrover_run.events.live import LiveLedger
 from dlrover_run.events.records import NO_EVENTS, AgentEnded, Events, StopRequested, WatchFailed
@@ -45,13 +45,13 @@ from dlrover_run.spec import JobSpec, SpecError
 from dlrover_run.workers.environment import requeue_count
 
 if TYPE_CHECKING:
-    from dlrover_run.coordination.activity import PhaseTimes
-    from dlrover_run.coordination.requests import OperatorRequest, StackQuery
-    from dlrover_run.coordination.stacks import JobStacks, NodeStacks
-    from dlrover_run.coordination.status import JobStatus
-    from dlrover_run.coordination.worker_logs import LogRequest
+    from dlrover_run.coordination.records.activity import PhaseTimes
+    from dlrover_run.coordination.records.requests import OperatorRequest
     from dlrover_run.features.operate.node_logs import WorkerLogs
     from dlrover_run.features.operate.protocol import AgentInfo, JobEnding, TaskProgress
+    from dlrover_run.job_status.questions import LogRequest, StackQuery
+    from dlrover_run.job_status.stacks import JobStacks, NodeStacks
+    from dlrover_run.job_status.status import JobStatus
 
 NO_PIDFD = (
     "the kernel refuses pidfd_open (Linux before 5.3, or the seccomp profile of an older container runtime): the ends "
@@ -217,7 +217,7 @@ class Agent:
         """The status of the job after a request. While the coordinator is away, a stop ends this node alone."""
         from msgspec.structs import replace
 
-        from dlrover_run.coordination.requests import Action
+        from dlrover_run.coordination.records.requests import Action
 
         if request is None or request.action is not Action.STOP or not self._client.is_away:
             return await self._client.ask(request)
@@ -236,7 +236,7 @@ class Agent:
         if query.logs is None or not self._is_over:
             return await self._client.ask_stacks(query)
         # The coordinator may be gone, and its plan has no ranks any more: a reader that follows gets the last lines.
-        from dlrover_run.coordination.stacks import JobStacks
+        from dlrover_run.job_status.stacks import JobStacks
 
         found = await self._find_in_workers(query.rank, query.logs)
         return JobStacks(job=self._job.display_name, round=0, nodes=1, logs=found.logs)
@@ -245,8 +245,8 @@ class Agent:
         """The stacks of the workers here, or of that with the rank, or their output."""
         if logs is None:
             return await self._adapter.stacks(rank)
-        from dlrover_run.coordination.stacks import NodeStacks
         from dlrover_run.features.operate.node_logs import WorkerLogs
+        from dlrover_run.job_status.stacks import NodeStacks
 
         if self._logs is None:
             self._logs = WorkerLogs(self._adapter.outputs, self._relay.kept)

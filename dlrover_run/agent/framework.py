@@ -20,8 +20,9 @@ from dlrover_run.agent.reconcile import Action, DesiredTask, Key, TaskState
 from dlrover_run.agent.result import JobResult, TaskResults
 from dlrover_run.agent.shutdown import ShutdownRequest
 from dlrover_run.console.console import Console
-from dlrover_run.coordination.activity import NodeActivity
-from dlrover_run.coordination.model import Assignment, NodeReport
+from dlrover_run.coordination.records.activity import NodeActivity
+from dlrover_run.coordination.records.assignment import Assignment
+from dlrover_run.coordination.records.report import NodeReport
 from dlrover_run.events.stream import EventStream
 from dlrover_run.observe.page import Progress
 from dlrover_run.observe.tick import Activities, Tick
@@ -31,8 +32,8 @@ from dlrover_run.processes.orphans import OrphanKiller
 from dlrover_run.spec import JobSpec
 
 if TYPE_CHECKING:
-    from dlrover_run.coordination.stacks import NodeStacks
     from dlrover_run.features.operate.node_logs import WorkerOutput
+    from dlrover_run.job_status.stacks import NodeStacks
     from dlrover_run.workers.starter import Starter
 
 Result = TypeVar("Result")

@@ -18,7 +18,7 @@ from dlrover_run.agent.host import display_name
 from dlrover_run.agent.result import JobResult
 from dlrover_run.console.console import Console, is_verbose, open_console
 from dlrover_run.console.rounds import render_success
-from dlrover_run.coordination.model import Failure
+from dlrover_run.coordination.records.round import Failure
 from dlrover_run.events.event_log import log_opened, open_event_log
 from dlrover_run.events.recent import RecentEvents
 from dlrover_run.exit_reasons import ExitReason

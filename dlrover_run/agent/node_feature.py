@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from dlrover_run.coordination.model import Assignment
+from dlrover_run.coordination.records.assignment import Assignment
 from dlrover_run.features import FEATURES
 
 if TYPE_CHECKING:
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
     from dlrover_run.agent.framework import AgentServices, FrameworkAdapter
     from dlrover_run.agent.result import JobResult
-    from dlrover_run.coordination.activity import NodeActivity
-    from dlrover_run.coordination.model import NodeReport
+    from dlrover_run.coordination.records.activity import NodeActivity
+    from dlrover_run.coordination.records.report import NodeReport
 
 
 class NodeRefused(Exception):

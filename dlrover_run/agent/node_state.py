@@ -9,14 +9,13 @@ import msgspec
 
 from dlrover_run.agent.host import display_name
 from dlrover_run.agent.node_feature import NodeRefused
-from dlrover_run.coordination.bounds import MAX_TRACE, MAX_WHAT
-from dlrover_run.coordination.model import (
-    OVER,
-    Assignment,
+from dlrover_run.coordination.records.assignment import Assignment
+from dlrover_run.coordination.records.bounds import MAX_TRACE, MAX_WHAT
+from dlrover_run.coordination.records.plan import OVER
+from dlrover_run.coordination.records.report import NodePhase, NodeReport
+from dlrover_run.coordination.records.round import (
     Failure,
     NodeKey,
-    NodePhase,
-    NodeReport,
     RankAssignment,
     RoundKey,
 )

@@ -9,7 +9,9 @@ import msgspec
 
 from dlrover_run import exit_codes
 from dlrover_run.agent.host import explain_os_error
-from dlrover_run.coordination.model import OVER, Assignment, Failure, PlanPhase, RankAssignment
+from dlrover_run.coordination.records.assignment import Assignment
+from dlrover_run.coordination.records.plan import OVER, PlanPhase
+from dlrover_run.coordination.records.round import Failure, RankAssignment
 from dlrover_run.exit_reasons import ExitReason, ExitScheme, in_scheme
 from dlrover_run.failures import causes
 from dlrover_run.failures.worker_exit import WorkerExit
@@ -17,7 +19,7 @@ from dlrover_run.spec import SpecError
 from dlrover_run.words.reasons import Code, render
 
 if TYPE_CHECKING:
-    from dlrover_run.coordination.parts import Dismissal
+    from dlrover_run.coordination.records.assignment import Dismissal
 
 
 def describe_unused(noun: str, why: str) -> str:

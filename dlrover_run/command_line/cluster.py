@@ -20,7 +20,7 @@ from dlrover_run.command_line.parse import CommandLine
 from dlrover_run.command_line.program import Program
 from dlrover_run.command_line.rendezvous import USUAL, Rendezvous, RendezvousArgs
 from dlrover_run.command_line.sources import FlagValues
-from dlrover_run.coordination.rules import MAX_NODES
+from dlrover_run.coordination.records.rules import MAX_NODES
 from dlrover_run.environment.detect import detect
 from dlrover_run.environment.host_list import find_host, short
 from dlrover_run.environment.records import Context, Contradiction, Detected, Unstarted

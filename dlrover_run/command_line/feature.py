@@ -9,7 +9,7 @@ import msgspec
 
 from dlrover_run.command_line.flag import Flag
 from dlrover_run.command_line.rdzv_conf import Key, RdzvConf
-from dlrover_run.coordination.rules import JobRules
+from dlrover_run.coordination.records.rules import JobRules
 from dlrover_run.spec import FlagValue
 
 if TYPE_CHECKING:

@@ -11,8 +11,7 @@ from dlrover_run.command_line.rdzv_conf import Key, RdzvConf, Scope
 from dlrover_run.command_line.rendezvous import LOCAL_MASTER, Rendezvous
 from dlrover_run.command_line.sources import FlagValues
 from dlrover_run.command_line.suggestions import closest
-from dlrover_run.coordination.parts import applies
-from dlrover_run.coordination.rules import JobRules
+from dlrover_run.coordination.records.rules import JobRules, applies
 from dlrover_run.rendezvous import backends
 from dlrover_run.spec import JobSpec
 

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from dlrover_run.command_line import values
 from dlrover_run.command_line.flags import OF_FEATURES
 from dlrover_run.command_line.rdzv_conf import Key, RdzvConf
-from dlrover_run.coordination.rules import JobRules
+from dlrover_run.coordination.records.rules import JobRules
 from dlrover_run.rendezvous import kinds
 from dlrover_run.spec import FlagValue, SpecError
 

@@ -10,7 +10,7 @@ from dlrover_run.command_line import values
 from dlrover_run.command_line.rdzv_conf import RdzvConf
 from dlrover_run.command_line.rendezvous import Rendezvous
 from dlrover_run.command_line.sources import FlagValues
-from dlrover_run.coordination.rules import MAX_NODES, JobRules
+from dlrover_run.coordination.records.rules import MAX_NODES, JobRules
 from dlrover_run.spec import FlagValue, SpecError
 
 COUNT_VARIABLES = ("NODE_NUM", "WORKER_NUM")

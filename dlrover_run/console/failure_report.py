@@ -15,7 +15,7 @@ from datetime import datetime, tzinfo
 import msgspec
 
 from dlrover_run.console.text import BOLD, RED, colored, format_duration, sanitize
-from dlrover_run.coordination.model import Failure
+from dlrover_run.coordination.records.round import Failure
 from dlrover_run.failures.causes import MAX_SUMMARY, describe_exit, lost_peer, summarize_error, trace_lines
 from dlrover_run.failures.tracebacks import exception_lines, last_link, plain_lines
 from dlrover_run.failures.worker_exit import WorkerExit

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from dlrover_run.console.text import format_duration
-from dlrover_run.coordination.model import RankAssignment
+from dlrover_run.coordination.records.round import RankAssignment
 from dlrover_run.spec import LogSpec
 from dlrover_run.words.text import counted, join_address
 

@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
-from dlrover_run.coordination.activity import NodeActivity, Received
-from dlrover_run.coordination.model import NodeKey
+from typing import NamedTuple
+
+from dlrover_run.coordination.records.activity import NodeActivity
+from dlrover_run.coordination.records.round import NodeKey
+
+
+class Received(NamedTuple):
+    """An activity, and when it was received."""
+
+    activity: NodeActivity
+    at: float
 
 
 class Activities:

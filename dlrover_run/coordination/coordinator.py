@@ -17,7 +17,11 @@ import msgspec
 from msgspec.structs import replace
 
 from dlrover_run.coordination.activities import Activities
-from dlrover_run.coordination.assignment import (
+from dlrover_run.coordination.decide import Job, decide
+from dlrover_run.coordination.decision import Deadline, Wait, update_plan
+from dlrover_run.coordination.engine import Accepted
+from dlrover_run.coordination.membership import Members, MemberState, succeeded_round
+from dlrover_run.coordination.node_views import (
     EMPTY_VIEW,
     affects_nodes,
     build_assignment,
@@ -26,36 +30,30 @@ from dlrover_run.coordination.assignment import (
     node_views,
     with_peers,
 )
-from dlrover_run.coordination.decide import decide
-from dlrover_run.coordination.decision import Deadline, Wait, update_plan
-from dlrover_run.coordination.engine import Accepted
-from dlrover_run.coordination.job import Job
-from dlrover_run.coordination.membership import Members, MemberState, succeeded_round
-from dlrover_run.coordination.model import (
-    OVER,
-    Assignment,
+from dlrover_run.coordination.records.assignment import Assignment, NodeView, Waiting
+from dlrover_run.coordination.records.plan import OVER, Plan, PlanPhase
+from dlrover_run.coordination.records.report import NodePhase, NodeReport, ReportPart
+from dlrover_run.coordination.records.requests import (
+    JUST_BEGUN,
+    Action,
+    OperatorRequest,
+    RequestFailed,
+)
+from dlrover_run.coordination.records.round import (
     Member,
     NodeKey,
-    NodePhase,
-    NodeReport,
-    NodeView,
-    Plan,
-    PlanPhase,
     RankAssignment,
     RoundKey,
-    Waiting,
 )
-from dlrover_run.coordination.parts import ReportPart
-from dlrover_run.coordination.quorum import LostMaster, with_quorum
-from dlrover_run.coordination.recovery import latest_round
-from dlrover_run.coordination.requested_changes import stop
-from dlrover_run.coordination.requests import JUST_BEGUN, Action, OperatorRequest, RequestFailed
-from dlrover_run.coordination.rules import JobRules
+from dlrover_run.coordination.records.rules import JobRules
+from dlrover_run.coordination.rounds.quorum import LostMaster, with_quorum
+from dlrover_run.coordination.rounds.recovery import latest_round
+from dlrover_run.coordination.rounds.requested_changes import stop
 from dlrover_run.features.registry import job_of
 from dlrover_run.words.reasons import Reasons, sentence
 
 if TYPE_CHECKING:
-    from dlrover_run.coordination.status import JobStatus
+    from dlrover_run.job_status.status import JobStatus
 
 RETURN_GRACE = 6.0
 """Seconds that nodes have to reconnect to a coordinator that takes over, or that was stalled for longer than
@@ -356,7 +354,7 @@ class Coordinator:
     def status(self, name: str, now: float, *, aged: bool = True) -> JobStatus:
         """The status of the job of that name for an operator; see `JobView` for `aged`."""
         # Imported only here: a launch does not wait for it.
-        from dlrover_run.coordination.status import JobView, job_status
+        from dlrover_run.job_status.status import JobView, job_status
 
         time = self._job_time(now)
         views = {key: self.view(key) for key in self._members}

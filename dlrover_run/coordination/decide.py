@@ -7,11 +7,24 @@ restart is lost or repeated.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import NamedTuple
+
 from dlrover_run.coordination.decision import MAX_STEPS, Deadline, Decision, Unsettled, Wait, update_plan
-from dlrover_run.coordination.job import Job
+from dlrover_run.coordination.engine import Engine
 from dlrover_run.coordination.membership import Members
-from dlrover_run.coordination.model import OVER, Plan
-from dlrover_run.coordination.observer import Observation
+from dlrover_run.coordination.observer import Observation, Observer
+from dlrover_run.coordination.records.plan import OVER, Plan
+from dlrover_run.coordination.records.rules import JobRules
+
+
+class Job(NamedTuple):
+    """The rules of a job, the observers that it has, by the names of their features, and its engine with its name."""
+
+    rules: JobRules
+    observers: Mapping[str, Observer]
+    engine: Engine
+    engine_name: str
 
 
 def decide(job: Job, plan: Plan, members: Members, now: float) -> Decision:

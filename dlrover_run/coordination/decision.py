@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from dlrover_run.coordination.model import Plan, PlanPhase, Waiting
-from dlrover_run.coordination.parts import PlanPart, with_part
+from dlrover_run.coordination.records.assignment import Waiting
+from dlrover_run.coordination.records.parts import with_part
+from dlrover_run.coordination.records.plan import Plan, PlanPart, PlanPhase
 from dlrover_run.words.reasons import Reasons
 
 MAX_STEPS = 20_000

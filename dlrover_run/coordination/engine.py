@@ -1,4 +1,4 @@
-"""What decides what the nodes of a job run: rounds of workers (`rounds.RoundEngine`), or a feature in place of them."""
+"""What decides what the nodes of a job run: rounds of workers (`round_engine`), or a feature in place of them."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from typing import ClassVar, NamedTuple, Protocol
 
 from dlrover_run.coordination.decision import Decision
 from dlrover_run.coordination.membership import Members
-from dlrover_run.coordination.model import NodeKey, NodeReport, Plan, PlanPhase, RankAssignment
-from dlrover_run.coordination.parts import AssignmentPart, ReportPart
-from dlrover_run.coordination.requests import OperatorRequest
-from dlrover_run.coordination.rules import JobRules
+from dlrover_run.coordination.records.assignment import AssignmentPart
+from dlrover_run.coordination.records.plan import Plan, PlanPhase
+from dlrover_run.coordination.records.report import NodeReport, ReportPart
+from dlrover_run.coordination.records.requests import OperatorRequest
+from dlrover_run.coordination.records.round import NodeKey, RankAssignment
+from dlrover_run.coordination.records.rules import JobRules
 from dlrover_run.words.reasons import Reasons
 
 

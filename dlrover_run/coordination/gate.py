@@ -7,9 +7,10 @@ from typing import NamedTuple, Protocol
 
 from dlrover_run.coordination.decision import Deadline, Wait
 from dlrover_run.coordination.membership import Members, MemberState
-from dlrover_run.coordination.model import NodeKey, Plan, RankAssignment
-from dlrover_run.coordination.parts import AssignmentPart, PlanPart
-from dlrover_run.coordination.rules import JobRules
+from dlrover_run.coordination.records.assignment import AssignmentPart
+from dlrover_run.coordination.records.plan import Plan, PlanPart
+from dlrover_run.coordination.records.round import NodeKey, RankAssignment
+from dlrover_run.coordination.records.rules import JobRules
 from dlrover_run.words.reasons import Reason, Reasons
 
 Choose = Callable[[Sequence[MemberState]], list[MemberState]]

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 import msgspec
 
-from dlrover_run.coordination.model import NodeKey, NodePhase, NodeReport, RoundKey
+from dlrover_run.coordination.records.report import NodePhase, NodeReport
+from dlrover_run.coordination.records.round import NodeKey, RoundKey
 
 _DRAINING = frozenset({NodePhase.LEAVING, NodePhase.LEFT})
 

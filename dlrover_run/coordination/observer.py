@@ -7,8 +7,9 @@ from typing import NamedTuple, Protocol
 
 from dlrover_run.coordination.decision import Deadline
 from dlrover_run.coordination.membership import Members
-from dlrover_run.coordination.model import NodeKey, Plan, RankAssignment
-from dlrover_run.coordination.parts import AssignmentPart, PlanPart
+from dlrover_run.coordination.records.assignment import AssignmentPart
+from dlrover_run.coordination.records.plan import Plan, PlanPart
+from dlrover_run.coordination.records.round import NodeKey, RankAssignment
 
 
 class Observation(NamedTuple):

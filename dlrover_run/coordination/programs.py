@@ -8,7 +8,7 @@ machines. A node that the job still needs takes part with a warning, because som
 from __future__ import annotations
 
 from dlrover_run.coordination.membership import Members
-from dlrover_run.coordination.model import Plan
+from dlrover_run.coordination.records.plan import Plan
 
 
 def job_program(plan: Plan, members: Members) -> str:

@@ -11,8 +11,9 @@ from functools import partial
 from pathlib import Path
 
 from dlrover_run.agent.host import display_name, launcher_pid
-from dlrover_run.coordination.model import OVER, Assignment, PlanPhase
-from dlrover_run.coordination.parts import PROGRAM
+from dlrover_run.coordination.records.assignment import Assignment
+from dlrover_run.coordination.records.parts import PROGRAM
+from dlrover_run.coordination.records.plan import OVER, PlanPhase
 from dlrover_run.events.records import (
     FILE_NAME,
     NO_EVENTS,

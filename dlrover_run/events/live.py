@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from dlrover_run.coordination.activity import PhaseTimes
+from dlrover_run.coordination.records.activity import PhaseTimes
 from dlrover_run.events.records import (
     CheckpointSeen,
     Event,

@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from dlrover_run.coordination.resource_use import DeviceFigures
+from dlrover_run.coordination.records.resource_use import DeviceFigures
 from dlrover_run.words.reasons import Reasons
 
 SCHEMA = 1

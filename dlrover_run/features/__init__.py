@@ -4,7 +4,7 @@ Without its folder and its line, the rest works as before. A folder has, as far 
 
 - `flags`, with `FEATURE`: what it brings to the command line (`command_line.feature.FeatureFlags`). Each launch imports
   it;
-- what takes part in decisions: `rules`, with `RECORDS`, its classes of `coordination.parts`; `text`, which registers
+- what takes part in decisions: `rules`, with `RECORDS`, its classes of parts of records; `text`, which registers
   its codes; and the module that is named after the `kind` of its rules, with its class of that protocol:
   `observer.OBSERVER`, `gate.GATE` or `engine.ENGINE`;
 - `node`, with `NODE`, its class of `agent.node_feature.NodeFeature`, or of `workers.feature.WorkersFeature`: what an
@@ -16,10 +16,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
-from dlrover_run.coordination.parts import applies, has_part
+from dlrover_run.coordination.records.parts import has_part
+from dlrover_run.coordination.records.rules import applies
 
 if TYPE_CHECKING:
-    from dlrover_run.coordination.model import Assignment
+    from dlrover_run.coordination.records.assignment import Assignment
     from dlrover_run.spec import JobSpec
 
     HasFeature = Callable[[str, JobSpec, Assignment], bool]

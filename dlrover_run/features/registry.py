@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from dlrover_run.coordination.parts import Part
-from dlrover_run.coordination.rules import JobRules
+from dlrover_run.coordination.records.parts import Part
+from dlrover_run.coordination.records.rules import JobRules
 from dlrover_run.features import FEATURES, Feature
 from dlrover_run.words import reasons
 
 if TYPE_CHECKING:
-    from dlrover_run.coordination.job import Job
+    from dlrover_run.coordination.decide import Job
 
 
 class Source(NamedTuple):
@@ -47,9 +47,9 @@ for _feature in FEATURES:
 def job_of(rules: JobRules) -> Job:
     """The job with these rules, and with the features that they ask for, in the order of the list."""
     # Imported by what decides; a node of a job only reads the records.
+    from dlrover_run.coordination.decide import Job
     from dlrover_run.coordination.gate import OpenGate
-    from dlrover_run.coordination.job import Job
-    from dlrover_run.coordination.rounds import ROUNDS, RoundEngine
+    from dlrover_run.coordination.rounds.round_engine import ROUNDS, RoundEngine
 
     applied = {part.feature: part for part in rules.parts if part.applies and not (rules.engine and part.needs_rounds)}
     kinds = {name: applied[name].kind for name in PARTS if name in applied}

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from dlrover_run import exit_codes, linux
 from dlrover_run.command_line import checks, credentials, values
 from dlrover_run.command_line.rdzv_conf import RdzvConf
-from dlrover_run.coordination.quorum import LostMaster
-from dlrover_run.coordination.rules import JobRules
+from dlrover_run.coordination.records.rules import JobRules
+from dlrover_run.coordination.rounds.quorum import LostMaster
 from dlrover_run.master.server import IdleShutdown
 from dlrover_run.processes import event_loop, signals, title, tree
 from dlrover_run.rendezvous import kinds

@@ -14,29 +14,33 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from dlrover_run.coordination.bounds import MAX_WHAT
 from dlrover_run.coordination.coordinator import Coordinator
 from dlrover_run.coordination.driver import Answer, Disconnected, Driver, Paused, Requested
-from dlrover_run.coordination.history import JobHistory
-from dlrover_run.coordination.model import Assignment, NodeKey, NodeReport, Plan
 from dlrover_run.coordination.programs import (
     describe_mixed_programs,
     describe_other_program,
     differs,
     job_program,
 )
-from dlrover_run.coordination.ranks import display_names
-from dlrover_run.coordination.requests import OperatorRequest, StackQuery
-from dlrover_run.coordination.rules import MAX_NODES, RESULT_RETENTION, JobRules
-from dlrover_run.coordination.status import JobStatus
-from dlrover_run.coordination.validation import config_mismatch
+from dlrover_run.coordination.records.assignment import Assignment
+from dlrover_run.coordination.records.bounds import MAX_WHAT
+from dlrover_run.coordination.records.plan import Plan
+from dlrover_run.coordination.records.report import NodeReport
+from dlrover_run.coordination.records.requests import OperatorRequest
+from dlrover_run.coordination.records.round import NodeKey
+from dlrover_run.coordination.records.rules import MAX_NODES, RESULT_RETENTION, JobRules
+from dlrover_run.coordination.records.validation import config_mismatch
+from dlrover_run.coordination.rounds.ranks import display_names
+from dlrover_run.job_status.history import JobHistory
+from dlrover_run.job_status.questions import StackQuery
+from dlrover_run.job_status.status import JobStatus
 from dlrover_run.master.journal import Journal, JournalReplaced
 from dlrover_run.rendezvous.failure_detector import FailureDetector
 from dlrover_run.transport.messages import Refused, StacksFound, StacksWanted, Welcome, encode_rules
 from dlrover_run.words.log_level import is_debug
 
 if TYPE_CHECKING:
-    from dlrover_run.coordination.stacks import JobStacks, StackRequest
+    from dlrover_run.job_status.stacks import JobStacks, StackRequest
     from dlrover_run.master.stack_requests import StackRequests
 
 
@@ -245,7 +249,7 @@ class Job:
         """Ask the nodes for stacks; `on_done` is called when all that are connected have answered. An `end_stacks`
         follows. Raises RequestFailed."""
         # Imported only here: a master that is not asked does not need them.
-        from dlrover_run.coordination.stacks import nodes_to_ask
+        from dlrover_run.job_status.stacks import nodes_to_ask
         from dlrover_run.master.stack_requests import StackRequests
 
         self._stack_requests = self._stack_requests or StackRequests()

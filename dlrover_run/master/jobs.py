@@ -12,15 +12,17 @@ from typing import NoReturn
 
 import msgspec
 
-from dlrover_run.coordination.bounds import MAX_ERROR_TEXT
 from dlrover_run.coordination.coordinator import Coordinator
-from dlrover_run.coordination.history import JobHistory
-from dlrover_run.coordination.model import NodeKey, NodeReport
-from dlrover_run.coordination.quorum import LostMaster
-from dlrover_run.coordination.requests import JUST_BEGUN, OperatorRequest, RequestFailed, StackQuery
-from dlrover_run.coordination.rules import JobRules
-from dlrover_run.coordination.status import JobStatus
+from dlrover_run.coordination.records.bounds import MAX_ERROR_TEXT
+from dlrover_run.coordination.records.report import NodeReport
+from dlrover_run.coordination.records.requests import JUST_BEGUN, OperatorRequest, RequestFailed
+from dlrover_run.coordination.records.round import NodeKey
+from dlrover_run.coordination.records.rules import JobRules
+from dlrover_run.coordination.rounds.quorum import LostMaster
 from dlrover_run.coordination.take_over import misfit
+from dlrover_run.job_status.history import JobHistory
+from dlrover_run.job_status.questions import StackQuery
+from dlrover_run.job_status.status import JobStatus
 from dlrover_run.master.job import Job, NodeConnection, RequestRefused
 from dlrover_run.master.journal import Journal, JournalDamaged
 from dlrover_run.rendezvous.failure_detector import StallDetector
@@ -157,7 +159,7 @@ class Jobs:
 
     async def stacks(self, name: str, query: StackQuery) -> Answered:
         """The stacks of the workers of a job, from the nodes that answer in time."""
-        from dlrover_run.coordination import stacks
+        from dlrover_run.job_status import stacks
 
         job = self._jobs.get(name)
         if job is None:

@@ -23,8 +23,8 @@ from pathlib import Path
 
 import msgspec
 
-from dlrover_run.coordination.model import Plan
-from dlrover_run.coordination.rules import JobRules
+from dlrover_run.coordination.records.plan import Plan
+from dlrover_run.coordination.records.rules import JobRules
 from dlrover_run.features.registry import decode_part
 
 FORMAT = 3

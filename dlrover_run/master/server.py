@@ -24,7 +24,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from dlrover_run import linux
-from dlrover_run.coordination.quorum import LostMaster
+from dlrover_run.coordination.rounds.quorum import LostMaster
 from dlrover_run.master.jobs import Jobs
 from dlrover_run.master.session import NodeSession
 from dlrover_run.transport.connection import GrpcServerConnection

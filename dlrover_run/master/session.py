@@ -7,7 +7,8 @@ import contextlib
 from collections.abc import Callable
 from typing import TypeVar
 
-from dlrover_run.coordination.model import Assignment, NodeKey
+from dlrover_run.coordination.records.assignment import Assignment
+from dlrover_run.coordination.records.round import NodeKey
 from dlrover_run.master.job import Job, RequestRefused
 from dlrover_run.master.jobs import Jobs, internal_error
 from dlrover_run.transport import auth

@@ -6,9 +6,9 @@ from collections.abc import Callable, Collection
 
 import msgspec
 
-from dlrover_run.coordination.model import NodeKey
-from dlrover_run.coordination.requests import RequestFailed
-from dlrover_run.coordination.stacks import NodeName, NodeStacks, StackRequest
+from dlrover_run.coordination.records.requests import RequestFailed
+from dlrover_run.coordination.records.round import NodeKey
+from dlrover_run.job_status.stacks import NodeName, NodeStacks, StackRequest
 from dlrover_run.transport.messages import StacksFound
 
 MAX_STACK_REQUESTS = 4

@@ -6,9 +6,15 @@ from collections.abc import Hashable, Mapping, Sequence
 
 import msgspec
 
-from dlrover_run.coordination.activity import MAX_TASKS, MemoryUse, NodeActivity, PhaseTimes, TaskActivity
-from dlrover_run.coordination.model import NodeReport
-from dlrover_run.coordination.resource_use import NodeUse, rounded
+from dlrover_run.coordination.records.activity import (
+    MAX_TASKS,
+    MemoryUse,
+    NodeActivity,
+    PhaseTimes,
+    TaskActivity,
+)
+from dlrover_run.coordination.records.report import NodeReport
+from dlrover_run.coordination.records.resource_use import NodeUse, rounded
 from dlrover_run.observe.tick import Activities
 
 MIN_INTERVAL = 1.0

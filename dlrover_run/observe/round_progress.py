@@ -6,7 +6,7 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-from dlrover_run.coordination.model import RankAssignment
+from dlrover_run.coordination.records.round import RankAssignment
 from dlrover_run.events.records import Events, WorkerProgress, WorkerReady
 from dlrover_run.observe.page import Progress
 from dlrover_run.observe.tick import Activities

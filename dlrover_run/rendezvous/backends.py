@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from dlrover_run.rendezvous import kinds
 
 if TYPE_CHECKING:
-    from dlrover_run.coordination.requests import OperatorRequest, StackQuery
-    from dlrover_run.coordination.rules import JobRules
-    from dlrover_run.coordination.stacks import JobStacks
-    from dlrover_run.coordination.status import JobStatus
+    from dlrover_run.coordination.records.requests import OperatorRequest
+    from dlrover_run.coordination.records.rules import JobRules
+    from dlrover_run.job_status.questions import StackQuery
+    from dlrover_run.job_status.stacks import JobStacks
+    from dlrover_run.job_status.status import JobStatus
     from dlrover_run.rendezvous.client import OnChange, RendezvousClient
     from dlrover_run.spec import JobSpec
     from dlrover_run.store.operations import KeyValueStore

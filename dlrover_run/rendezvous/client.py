@@ -7,18 +7,20 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from dlrover_run.coordination.model import OVER, Assignment, NodeReport, Waiting
-from dlrover_run.coordination.parts import Memories, in_force
+from dlrover_run.coordination.records.assignment import Assignment, Memories, Waiting, in_force
+from dlrover_run.coordination.records.plan import OVER
+from dlrover_run.coordination.records.report import NodeReport
 
 if TYPE_CHECKING:
-    from dlrover_run.coordination.requests import OperatorRequest, StackQuery
-    from dlrover_run.coordination.stacks import JobStacks, NodeStacks
-    from dlrover_run.coordination.status import JobStatus
+    from dlrover_run.coordination.records.requests import OperatorRequest
+    from dlrover_run.job_status.questions import StackQuery
+    from dlrover_run.job_status.stacks import JobStacks, NodeStacks
+    from dlrover_run.job_status.status import JobStatus
     from dlrover_run.transport.messages import StacksWanted
 
 StackSource = Callable[..., Awaitable["NodeStacks"]]
 """Returns the stacks of the workers of this node, or of that with the rank, within the time that
-`coordination.stacks` gives a node; with a `LogRequest` as the second argument their output."""
+`job_status.stacks` gives a node; with a `LogRequest` as the second argument their output."""
 
 
 def ask_source(source: StackSource, query: StackQuery | StacksWanted) -> Awaitable[NodeStacks]:

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import msgspec
 
-from dlrover_run.coordination.requests import StackQuery
-from dlrover_run.coordination.stacks import NodeStacks
+from dlrover_run.job_status.questions import StackQuery
+from dlrover_run.job_status.stacks import NodeStacks
 from dlrover_run.rendezvous.client import StackSource, ask_source
 from dlrover_run.transport.messages import StacksWanted
 

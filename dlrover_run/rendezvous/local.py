@@ -12,16 +12,18 @@ from msgspec.structs import replace
 
 from dlrover_run.coordination.coordinator import Coordinator
 from dlrover_run.coordination.driver import Answer, Driver, Requested
-from dlrover_run.coordination.model import Assignment, NodePhase, NodeReport
-from dlrover_run.coordination.requests import OperatorRequest, RequestFailed, StackQuery
-from dlrover_run.coordination.rules import JobRules
+from dlrover_run.coordination.records.assignment import Assignment
+from dlrover_run.coordination.records.report import NodePhase, NodeReport
+from dlrover_run.coordination.records.requests import OperatorRequest, RequestFailed
+from dlrover_run.coordination.records.rules import JobRules
+from dlrover_run.job_status.questions import StackQuery
 from dlrover_run.rendezvous.client import AskFailed, OnChange, StackSource
 from dlrover_run.words.log_level import is_debug
 from dlrover_run.words.reasons import render
 
 if TYPE_CHECKING:
-    from dlrover_run.coordination.stacks import JobStacks
-    from dlrover_run.coordination.status import JobStatus
+    from dlrover_run.job_status.stacks import JobStacks
+    from dlrover_run.job_status.status import JobStatus
 
 
 class LocalClient:
@@ -87,7 +89,7 @@ class LocalClient:
 
     async def ask_stacks(self, query: StackQuery) -> JobStacks:
         """Those of this node. With `static` the agents do not know each other, so the other nodes are disconnected."""
-        from dlrover_run.coordination.stacks import StackRequest, nodes_to_ask
+        from dlrover_run.job_status.stacks import StackRequest, nodes_to_ask
 
         driver, report = self._driver, self._status
         if driver is None or report is None or self.stack_source is None:

@@ -13,8 +13,10 @@ from collections.abc import Awaitable, Callable
 
 import msgspec
 
-from dlrover_run.coordination.model import OVER, Assignment, NodePhase, NodeReport, Peer, Waiting
-from dlrover_run.coordination.rules import JobRules
+from dlrover_run.coordination.records.assignment import Assignment, Peer, Waiting
+from dlrover_run.coordination.records.plan import OVER
+from dlrover_run.coordination.records.report import NodePhase, NodeReport
+from dlrover_run.coordination.records.rules import JobRules
 from dlrover_run.rendezvous import cut_off
 from dlrover_run.rendezvous.client import AssignmentTracker, OnChange, StackSource
 from dlrover_run.rendezvous.cut_off import CutOffDetector

@@ -30,7 +30,9 @@ from dlrover_run import cli
 from dlrover_run.agent.host import display_name
 from dlrover_run.command_line import credentials
 from dlrover_run.command_line.rendezvous import ID_VARIABLES, RANK_VARIABLES
-from dlrover_run.coordination.model import OVER, Failure, NodePhase, PlanPhase, RankAssignment
+from dlrover_run.coordination.records.plan import OVER, PlanPhase
+from dlrover_run.coordination.records.report import NodePhase
+from dlrover_run.coordination.records.round import Failure, RankAssignment
 from dlrover_run.launch_config import LaunchConfig
 from dlrover_run.rendezvous.backends import MASTER_VARIABLE
 from dlrover_run.spec import JobSpec, SpecError

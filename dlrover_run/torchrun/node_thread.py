@@ -15,7 +15,9 @@ from concurrent import futures
 from dataclasses import dataclass, field
 
 from dlrover_run.agent.node_state import NodeState
-from dlrover_run.coordination.model import Assignment, Failure, NodePhase, RankAssignment, RoundKey
+from dlrover_run.coordination.records.assignment import Assignment
+from dlrover_run.coordination.records.report import NodePhase
+from dlrover_run.coordination.records.round import Failure, RankAssignment, RoundKey
 from dlrover_run.processes import signals
 from dlrover_run.processes.ports import HeldPort
 from dlrover_run.rendezvous.backends import open_client

@@ -17,7 +17,9 @@ from functools import partial
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # it is public, only not marked as such.
 
-from dlrover_run.coordination.model import OVER, NodePhase, RankAssignment
+from dlrover_run.coordination.records.plan import OVER
+from dlrover_run.coordination.records.report import NodePhase
+from dlrover_run.coordination.records.round import RankAssignment
 from dlrover_run.processes import signals
 from dlrover_run.torchrun.node_thread import NodeSnapshot, NodeThread
 

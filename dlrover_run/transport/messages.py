@@ -21,12 +21,13 @@ from typing import Annotated, TypeVar
 import msgspec
 from msgspec import Meta
 
-from dlrover_run.coordination.bounds import Name, NodeId, Total
-from dlrover_run.coordination.model import Assignment, NodeReport
-from dlrover_run.coordination.requests import OperatorRequest, StackQuery
-from dlrover_run.coordination.rules import JobRules
-from dlrover_run.coordination.worker_logs import LogRequest
+from dlrover_run.coordination.records.assignment import Assignment
+from dlrover_run.coordination.records.bounds import Name, NodeId, Total
+from dlrover_run.coordination.records.report import NodeReport
+from dlrover_run.coordination.records.requests import OperatorRequest
+from dlrover_run.coordination.records.rules import JobRules
 from dlrover_run.features.registry import decode_part
+from dlrover_run.job_status.questions import LogRequest, StackQuery
 
 PROTOCOL = 8
 """The version of this protocol, increased with each incompatible change."""

@@ -20,7 +20,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from dlrover_run.coordination.bounds import MAX_WHAT
+from dlrover_run.coordination.records.bounds import MAX_WHAT
 from dlrover_run.words.text import counted, join_names
 
 MAX_REASONS = 16

@@ -16,7 +16,10 @@ from dlrover_run.agent.framework import AgentServices, FrameworkAdapter
 from dlrover_run.agent.node_state import build_report, leave_report
 from dlrover_run.agent.reconcile import Action, DesiredTask, Replace, Start, Stop, StopMode, TaskState
 from dlrover_run.agent.result import JobResult, TaskResults, describe_unused, worker_results
-from dlrover_run.coordination.model import OVER, Assignment, NodeReport, PlanPhase, RoundKey
+from dlrover_run.coordination.records.assignment import Assignment
+from dlrover_run.coordination.records.plan import OVER, PlanPhase
+from dlrover_run.coordination.records.report import NodeReport
+from dlrover_run.coordination.records.round import RoundKey
 from dlrover_run.failures.error_file import copy_root_cause
 from dlrover_run.failures.worker_exit import WorkerExit
 from dlrover_run.observe.page import Progress
@@ -29,8 +32,8 @@ from dlrover_run.workers.round_starter import RoundStarter
 from dlrover_run.workers.starter import Starter
 
 if TYPE_CHECKING:
-    from dlrover_run.coordination.stacks import NodeStacks
     from dlrover_run.features.operate.node_logs import WorkerOutput
+    from dlrover_run.job_status.stacks import NodeStacks
 
 PACKAGE = str(Path(__file__).resolve().parent.parent)
 """Where `dlrover_run.training` is, which the template imports also if it is installed as editable."""

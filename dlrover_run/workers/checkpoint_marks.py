@@ -12,7 +12,7 @@ import os
 import re
 from collections.abc import Callable
 
-from dlrover_run.coordination.model import PlannedChange
+from dlrover_run.coordination.records.round import PlannedChange
 from dlrover_run.events.records import CheckpointSeen, Events
 
 MARK_VARIABLE = "DLROVER_CHECKPOINT_MARK"

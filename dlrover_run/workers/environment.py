@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from string import Template
 from typing import Literal
 
-from dlrover_run.coordination.model import RankAssignment, RoundKey
+from dlrover_run.coordination.records.round import RankAssignment, RoundKey
 from dlrover_run.environment import without_outer_job
 from dlrover_run.spec import Entrypoint, JobSpec, SpecError
 

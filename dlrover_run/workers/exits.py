@@ -6,7 +6,7 @@ import os
 
 from msgspec.structs import replace
 
-from dlrover_run.coordination.bounds import MAX_TRACE, MAX_WHAT
+from dlrover_run.coordination.records.bounds import MAX_TRACE, MAX_WHAT
 from dlrover_run.events.records import WorkerExited, WorkerFailed
 from dlrover_run.failures import causes
 from dlrover_run.failures.error_file import read_error_file

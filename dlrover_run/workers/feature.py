@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from dlrover_run.agent.node_feature import NodeFeature
 from dlrover_run.console.console import DrawTable
-from dlrover_run.coordination.model import Assignment, RankAssignment, RoundKey, Waiting
+from dlrover_run.coordination.records.assignment import Assignment, Waiting
+from dlrover_run.coordination.records.round import RankAssignment, RoundKey
 
 if TYPE_CHECKING:
     from dlrover_run.workers.round import WorkerRound

@@ -11,7 +11,9 @@ from collections.abc import Callable
 from dlrover_run.agent.host import host_name
 from dlrover_run.console import rounds
 from dlrover_run.console.console import Console, is_verbose
-from dlrover_run.coordination.model import OVER, Assignment, PlanPhase, RankAssignment, Waiting
+from dlrover_run.coordination.records.assignment import Assignment, Waiting
+from dlrover_run.coordination.records.plan import OVER, PlanPhase
+from dlrover_run.coordination.records.round import RankAssignment
 from dlrover_run.failures import causes
 from dlrover_run.output.run_directory import RunDir
 from dlrover_run.spec import JobSpec

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Collection
 
 from dlrover_run.agent.shutdown import ShutdownRequest
-from dlrover_run.coordination.model import RoundKey
+from dlrover_run.coordination.records.round import RoundKey
 from dlrover_run.devices import holders
 from dlrover_run.events.records import NO_EVENTS, Events, WorkerKept, WorkerReady, WorkerStarted
 from dlrover_run.failures.guard import guarded

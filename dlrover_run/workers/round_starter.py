@@ -7,7 +7,8 @@ from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
 from dlrover_run.agent.framework import AgentServices
-from dlrover_run.coordination.model import Assignment, RankAssignment, RoundKey
+from dlrover_run.coordination.records.assignment import Assignment
+from dlrover_run.coordination.records.round import RankAssignment, RoundKey
 from dlrover_run.devices import holders
 from dlrover_run.workers.feature import WorkersFeature
 from dlrover_run.workers.reporter import EventLog, ProgressReporter

@@ -9,7 +9,7 @@ import struct
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from dlrover_run.coordination.model import RankAssignment, RoundKey
+from dlrover_run.coordination.records.round import RankAssignment, RoundKey
 from dlrover_run.processes.ports import HeldPort
 from dlrover_run.workers.environment import serves_store
 

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from dlrover_run import linux
 from dlrover_run.agent.host import host_name
-from dlrover_run.coordination.model import RankAssignment
+from dlrover_run.coordination.records.round import RankAssignment
 from dlrover_run.observe import page
 from dlrover_run.observe.pages import ProgressPages
 from dlrover_run.output.destinations import StreamPlan, line_prefix, plan_streams, share_console

@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from dlrover_run.coordination.model import RankAssignment
+from dlrover_run.coordination.records.round import RankAssignment
 from dlrover_run.processes.ports import until_listens
 from dlrover_run.workers.checkpoint_marks import CheckpointMarks
 

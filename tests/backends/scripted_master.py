@@ -6,8 +6,9 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
-from dlrover_run.coordination.model import Assignment, NodeReport
-from dlrover_run.coordination.rules import JobRules
+from dlrover_run.coordination.records.assignment import Assignment
+from dlrover_run.coordination.records.report import NodeReport
+from dlrover_run.coordination.records.rules import JobRules
 from dlrover_run.transport import auth, grpc_setup, messages
 from dlrover_run.transport.messages import (
     Assigned,

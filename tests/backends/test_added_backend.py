@@ -15,7 +15,7 @@ from simulation.nodes import Node, NodeClient
 from test_conformance import FACTS, FACTS_OF_SEVERAL, TWO, Fact, named, train
 
 from dlrover_run.cli import parse
-from dlrover_run.coordination.rules import JobRules
+from dlrover_run.coordination.records.rules import JobRules
 from dlrover_run.rendezvous import backends, kinds
 from dlrover_run.rendezvous.backends import key_value
 from dlrover_run.spec import JobSpec, SpecError

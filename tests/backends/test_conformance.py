@@ -20,12 +20,15 @@ from simulation.backends import Backend, WrittenNode
 from virtual_job import rules
 
 from dlrover_run.coordination import coordinator, driver
-from dlrover_run.coordination.model import Assignment, Failure, NodePhase, NodeReport, PlanPhase
-from dlrover_run.coordination.requests import Action, OperatorRequest
-from dlrover_run.coordination.rules import JobRules
-from dlrover_run.coordination.status import JobStatus
+from dlrover_run.coordination.records.assignment import Assignment
+from dlrover_run.coordination.records.plan import PlanPhase
+from dlrover_run.coordination.records.report import NodePhase, NodeReport
+from dlrover_run.coordination.records.requests import Action, OperatorRequest
+from dlrover_run.coordination.records.round import Failure
+from dlrover_run.coordination.records.rules import JobRules
 from dlrover_run.features.node_check.decision.model import NodeCheckReport
 from dlrover_run.features.node_check.rules import CHECK_ONCE
+from dlrover_run.job_status.status import JobStatus
 from dlrover_run.rendezvous.client import AskFailed
 from dlrover_run.rendezvous.local import LocalClient
 from tf_ps_runner.cluster.model import (

@@ -18,8 +18,8 @@ from etcd_server import Etcd, serving
 from harness import WAIT
 from rendezvous_backends import EtcdBackend
 
-from dlrover_run.coordination.model import NodeReport
-from dlrover_run.coordination.rules import RESULT_RETENTION
+from dlrover_run.coordination.records.report import NodeReport
+from dlrover_run.coordination.records.rules import RESULT_RETENTION
 from dlrover_run.rendezvous import kinds
 from dlrover_run.rendezvous.kv import client as etcd_client
 from dlrover_run.rendezvous.kv.client import StoreClient

@@ -12,18 +12,14 @@ from node_truth import Truth
 from policy_parts import check_part
 from virtual_job import VirtualJob, rules
 
-from dlrover_run.coordination.assignment import common_assignment
 from dlrover_run.coordination.coordinator import Coordinator
 from dlrover_run.coordination.driver import Driver
-from dlrover_run.coordination.model import (
-    Assignment,
-    NodeKey,
-    NodePhase,
-    NodeReport,
-    PlanPhase,
-    Waiting,
-)
-from dlrover_run.coordination.validation import MAX_EPOCH
+from dlrover_run.coordination.node_views import common_assignment
+from dlrover_run.coordination.records.assignment import Assignment, Waiting
+from dlrover_run.coordination.records.plan import PlanPhase
+from dlrover_run.coordination.records.report import NodePhase, NodeReport
+from dlrover_run.coordination.records.round import NodeKey
+from dlrover_run.coordination.records.validation import MAX_EPOCH
 from dlrover_run.features.node_check.rules import CHECK_ONCE
 from dlrover_run.rendezvous.kv.leader import MembershipWatch
 from dlrover_run.rendezvous.kv.records import (

@@ -21,8 +21,9 @@ import pytest
 from harness import WAIT
 from master_node import FAST, Bed, Ended, Node, grpc, serving, status
 
-from dlrover_run.coordination.model import NodePhase, Plan
-from dlrover_run.coordination.rules import JobRules
+from dlrover_run.coordination.records.plan import Plan
+from dlrover_run.coordination.records.report import NodePhase
+from dlrover_run.coordination.records.rules import JobRules
 from dlrover_run.features.node_check.decision.model import CheckKey, NodeCheck, NodeCheckState
 from dlrover_run.features.node_check.rules import NodeCheckRules
 from dlrover_run.master import job as job_module

@@ -15,8 +15,11 @@ import pytest
 from harness import WAIT
 from scripted_master import Script, ScriptedMaster, Stream
 
-from dlrover_run.coordination.model import Failure, NodePhase, NodeReport, Peer, PlanPhase, RoundKey
-from dlrover_run.coordination.rules import JobRules
+from dlrover_run.coordination.records.assignment import Peer
+from dlrover_run.coordination.records.plan import PlanPhase
+from dlrover_run.coordination.records.report import NodePhase, NodeReport
+from dlrover_run.coordination.records.round import Failure, RoundKey
+from dlrover_run.coordination.records.rules import JobRules
 from dlrover_run.rendezvous import cut_off, kinds, reconnect
 from dlrover_run.rendezvous.master.client import MasterClient
 from dlrover_run.rendezvous.reconnect import Reaches
@@ -610,7 +613,7 @@ def test_grpc_starts_no_thread_that_receives_signals() -> None:
     code = (
         "import asyncio, os\n"
         "from dlrover_run.rendezvous.master.client import MasterClient\n"
-        "from dlrover_run.coordination.model import NodeReport\n"
+        "from dlrover_run.coordination.records.report import NodeReport\n"
         "from dlrover_run.rendezvous import kinds\n"
         "from dlrover_run.spec import Entrypoint, JobSpec\n"
         "async def main():\n"

@@ -17,8 +17,9 @@ from master_process import Master, master
 from test_master_job import Line
 
 from dlrover_run.coordination.coordinator import Coordinator
-from dlrover_run.coordination.model import Failure, NodePhase, NodeReport, RankAssignment, RoundKey
-from dlrover_run.coordination.rules import JobRules
+from dlrover_run.coordination.records.report import NodePhase, NodeReport
+from dlrover_run.coordination.records.round import Failure, RankAssignment, RoundKey
+from dlrover_run.coordination.records.rules import JobRules
 from dlrover_run.features.registry import decode_part
 from dlrover_run.master.job import Job, RequestRefused
 from dlrover_run.transport.grpc_setup import CHANNEL_OPTIONS

@@ -13,14 +13,18 @@ from harness import calls_of
 from master_node import FAST, status
 from policy_parts import fold
 
-from dlrover_run.coordination.bounds import MAX_WORKERS
 from dlrover_run.coordination.coordinator import RETURN_GRACE, Coordinator
 from dlrover_run.coordination.driver import STORE_RETRY
-from dlrover_run.coordination.model import Assignment, Failure, NodePhase, NodeReport, PlanPhase, RoundKey
-from dlrover_run.coordination.requests import Action, OperatorRequest, StackQuery
-from dlrover_run.coordination.rules import RESULT_RETENTION, JobRules
-from dlrover_run.coordination.validation import MAX_EPOCH, MAX_ROUND, config_mismatch
+from dlrover_run.coordination.records.assignment import Assignment
+from dlrover_run.coordination.records.bounds import MAX_WORKERS
+from dlrover_run.coordination.records.plan import PlanPhase
+from dlrover_run.coordination.records.report import NodePhase, NodeReport
+from dlrover_run.coordination.records.requests import Action, OperatorRequest
+from dlrover_run.coordination.records.round import Failure, RoundKey
+from dlrover_run.coordination.records.rules import RESULT_RETENTION, JobRules
+from dlrover_run.coordination.records.validation import MAX_EPOCH, MAX_ROUND, config_mismatch
 from dlrover_run.features.node_check.decision.model import NodeCheckReport
+from dlrover_run.job_status.questions import StackQuery
 from dlrover_run.master.job import Job, RequestRefused
 from dlrover_run.master.journal import Journal
 from dlrover_run.transport.messages import (

@@ -27,8 +27,10 @@ from places import place_of
 from virtual_loop import run_virtually
 
 from dlrover_run.cli import parse
-from dlrover_run.coordination.model import NodePhase, Plan, PlanPhase, RoundKey
-from dlrover_run.coordination.rules import RESULT_RETENTION
+from dlrover_run.coordination.records.plan import Plan, PlanPhase
+from dlrover_run.coordination.records.report import NodePhase
+from dlrover_run.coordination.records.round import RoundKey
+from dlrover_run.coordination.records.rules import RESULT_RETENTION
 from dlrover_run.master import command
 from dlrover_run.master.command import Options, read_options
 from dlrover_run.master.journal import Journal

@@ -21,17 +21,19 @@ from prometheus_client.parser import text_string_to_metric_families
 from virtual_job import VirtualJob
 from virtual_job import rules as virtual_rules
 
-from dlrover_run.coordination import stacks
-from dlrover_run.coordination.activity import MemoryUse, NodeActivity, TaskActivity
-from dlrover_run.coordination.history import CAUSES, JobHistory, round_cause
-from dlrover_run.coordination.model import NodePhase, Plan, PlanPhase, RoundKey
-from dlrover_run.coordination.stacks import StackProblem
-from dlrover_run.coordination.status import JobState, JobStatus
+from dlrover_run.coordination.records.activity import MemoryUse, NodeActivity, TaskActivity
+from dlrover_run.coordination.records.plan import Plan, PlanPhase
+from dlrover_run.coordination.records.report import NodePhase
+from dlrover_run.coordination.records.round import RoundKey
 from dlrover_run.features.operate.text import PROBLEMS
 from dlrover_run.features.operate.web import server as web
 from dlrover_run.features.operate.web.metrics import CONTENT_TYPE, JobFigures, render_metrics
 from dlrover_run.features.operate.web.scrapes import ScrapeTimes
 from dlrover_run.features.operate.web.server import HttpError, HttpRequest, WebServer, check_access, parse_head
+from dlrover_run.job_status import stacks
+from dlrover_run.job_status.history import CAUSES, JobHistory, round_cause
+from dlrover_run.job_status.stacks import StackProblem
+from dlrover_run.job_status.status import JobState, JobStatus
 from dlrover_run.master.command import read_options
 from dlrover_run.spec import SpecError
 from dlrover_run.words.reasons import Code

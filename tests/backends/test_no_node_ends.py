@@ -13,13 +13,14 @@ import pytest
 from master_node import FAST
 from virtual_loop import run_virtually
 
-from dlrover_run.coordination import decide, decision, rounds
+from dlrover_run.coordination import decide, decision
 from dlrover_run.coordination.decision import Decision, Unsettled
-from dlrover_run.coordination.model import Plan
-from dlrover_run.coordination.requests import StackQuery
-from dlrover_run.coordination.rules import JobRules
-from dlrover_run.coordination.stacks import NodeStacks
+from dlrover_run.coordination.records.plan import Plan
+from dlrover_run.coordination.records.rules import JobRules
+from dlrover_run.coordination.rounds import round_engine
 from dlrover_run.features import registry
+from dlrover_run.job_status.questions import StackQuery
+from dlrover_run.job_status.stacks import NodeStacks
 from dlrover_run.master import journal
 from dlrover_run.master.journal import Journal, JournalReplaced
 from dlrover_run.rendezvous.client import AskFailed, AssignmentTracker
@@ -57,7 +58,7 @@ def test_stacks_that_cannot_be_read_are_no_answer(error: Exception) -> None:
 def test_features_that_do_not_settle_raise_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     job = registry.job_of(JobRules())
     monkeypatch.setattr(decide, "MAX_STEPS", 10)
-    monkeypatch.setattr(rounds, "gather", lambda rules, gate, plan, members, now: Decision(plan, again=True))
+    monkeypatch.setattr(round_engine, "gather", lambda rules, gate, plan, members, now: Decision(plan, again=True))
     with pytest.raises(Unsettled):
         decide.decide(job, Plan(), {}, 0.0)
     assert decision.MAX_STEPS > 1000

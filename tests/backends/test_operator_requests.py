@@ -16,12 +16,19 @@ from harness import WAIT, only_long
 from master_node import FAST, Bed, serving, status
 from msgspec.structs import replace
 
-from dlrover_run.coordination import stacks
-from dlrover_run.coordination.model import NodePhase, PlanPhase
-from dlrover_run.coordination.requests import Action, OperatorRequest, StackQuery
-from dlrover_run.coordination.stacks import FoldedStack, NodeStacks, StackFrame, StackProblem
-from dlrover_run.coordination.status import JobState, JobStatus, NodeCondition
+from dlrover_run.coordination.records.plan import PlanPhase
+from dlrover_run.coordination.records.report import NodePhase
+from dlrover_run.coordination.records.requests import Action, OperatorRequest
 from dlrover_run.features.operate.find import JobElsewhere
+from dlrover_run.job_status import stacks
+from dlrover_run.job_status.questions import StackQuery
+from dlrover_run.job_status.stacks import (
+    FoldedStack,
+    NodeStacks,
+    StackFrame,
+    StackProblem,
+)
+from dlrover_run.job_status.status import JobState, JobStatus, NodeCondition
 from dlrover_run.rendezvous import kinds
 from dlrover_run.rendezvous.backends import open_client
 from dlrover_run.rendezvous.client import AskFailed, RendezvousClient

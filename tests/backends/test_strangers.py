@@ -17,8 +17,9 @@ from harness import WAIT, only_long
 from master_node import Node as Rogue
 from master_node import grpc, status
 
-from dlrover_run.coordination.model import Failure, NodePhase
-from dlrover_run.coordination.rules import JobRules
+from dlrover_run.coordination.records.report import NodePhase
+from dlrover_run.coordination.records.round import Failure
+from dlrover_run.coordination.records.rules import JobRules
 from dlrover_run.transport import auth
 from dlrover_run.transport.grpc_setup import CHANNEL_OPTIONS
 from dlrover_run.transport.messages import METHOD, Challenge, Join, Proof, Refused, encode_rules

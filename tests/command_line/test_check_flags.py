@@ -14,8 +14,8 @@ from dlrover_run.api import LaunchConfig
 from dlrover_run.command_line.flags import TABLE, UNSUPPORTED_DLROVER_FLAGS
 from dlrover_run.command_line.parse import parse_argv
 from dlrover_run.command_line.program import DLROVER_RUN
-from dlrover_run.coordination.rules import JobRules
-from dlrover_run.coordination.validation import config_mismatch
+from dlrover_run.coordination.records.rules import JobRules
+from dlrover_run.coordination.records.validation import config_mismatch
 from dlrover_run.features.node_check.flags import NODE_CHECK
 from dlrover_run.features.node_check.rules import CHECK_ALWAYS, CHECK_NEVER, CHECK_ONCE, NodeCheckRules
 

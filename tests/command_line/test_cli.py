@@ -21,7 +21,7 @@ from dlrover_run.command_line.entry_point import run
 from dlrover_run.command_line.flags import BY_DEST, TABLE
 from dlrover_run.command_line.parse import parse_argv
 from dlrover_run.command_line.program import DLROVER_RUN
-from dlrover_run.coordination.rules import JobRules
+from dlrover_run.coordination.records.rules import JobRules
 from dlrover_run.features.hangs.stragglers.rules import StragglerRules
 from dlrover_run.spec import DEFAULT_SIGNALS, JobSpec, LogSpec, PreemptionNotice, SpecError, Std, StreamMap, UsageError
 

@@ -15,7 +15,7 @@ import dlrover_run
 from dlrover_run.cli import parse
 from dlrover_run.command_line.entry_point import run
 from dlrover_run.command_line.program import DLROVER_RUN
-from dlrover_run.coordination.rules import JobRules
+from dlrover_run.coordination.records.rules import JobRules
 from dlrover_run.rendezvous import kinds
 
 TWO = "--nnodes=2 --rdzv-backend=etcd"

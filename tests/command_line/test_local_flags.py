@@ -14,7 +14,7 @@ from dlrover_run import exit_codes
 from dlrover_run.command_line.entry_point import run
 from dlrover_run.command_line.flags import BY_DEST, TABLE
 from dlrover_run.command_line.program import DLROVER_RUN
-from dlrover_run.coordination.rules import JobRules
+from dlrover_run.coordination.records.rules import JobRules
 from dlrover_run.features.local_nodes import network
 from dlrover_run.features.local_nodes.flags import LOCAL_CLUSTER, LOCAL_CUT_OFF_TIMEOUT, LOCAL_LAST_CALL_TIMEOUT
 from dlrover_run.features.node_check.rules import CHECK_ONCE, NodeCheckRules

@@ -27,7 +27,7 @@ from published_commands import (
 )
 
 from dlrover_run.cli import parse
-from dlrover_run.coordination.rules import JobRules
+from dlrover_run.coordination.records.rules import JobRules
 from dlrover_run.features.node_check.rules import CHECK_ONCE, NodeCheckRules
 from dlrover_run.spec import JobSpec, LocalSpec, SpecError
 from tf_ps_runner import cli as tf_ps_run

@@ -19,8 +19,8 @@ from dlrover_run.command_line import credentials, rdzv_keys
 from dlrover_run.command_line.entry_point import job_or_code
 from dlrover_run.command_line.flags import OF_FEATURES
 from dlrover_run.command_line.program import DLROVER_RUN
-from dlrover_run.coordination.bounds import NodeId
-from dlrover_run.coordination.rules import JobRules
+from dlrover_run.coordination.records.bounds import NodeId
+from dlrover_run.coordination.records.rules import JobRules
 from dlrover_run.features.autoscale.rules import AutoscaleRules
 from dlrover_run.features.node_check.rules import CHECK_ONCE, NodeCheckRules
 from dlrover_run.features.registry import decode_part

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from harness import Launcher, Mailbox, finish, launch
 
-from dlrover_run.coordination.parts import RulesPart
+from dlrover_run.coordination.records.rules import RulesPart
 from dlrover_run.features import FEATURES, Feature
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -106,17 +106,28 @@ FEATURE_WORDS = re.compile(
 )
 
 CORE = (
-    *("coordination", "rendezvous", "agent", "workers", "processes", "output", "command_line", "master", "transport"),
+    *(
+        "coordination",
+        "job_status",
+        "rendezvous",
+        "agent",
+        "workers",
+        "processes",
+        "output",
+        "command_line",
+        "master",
+        "transport",
+    ),
     *("cli.py", "launch.py", "spec.py"),
 )
 
 NAMED = {
     "command_line/flags.py": "--auto-config turns the check on too",
-    "coordination/activity.py": "a field of what `status --json` prints",
-    "coordination/hang_text.py": "prints what is in that field",
-    "coordination/size_choice.py": "fields of what `status --json` prints",
-    "coordination/stacks.py": "names the limit of those who read the stacks",
-    "coordination/status.py": "fields of what `status --json` prints",
+    "coordination/records/activity.py": "a field of what `status --json` prints",
+    "job_status/hang_text.py": "prints what is in that field",
+    "coordination/records/size_choice.py": "fields of what `status --json` prints",
+    "job_status/stacks.py": "names the limit of those who read the stacks",
+    "job_status/status.py": "fields of what `status --json` prints",
     "workers/adapter.py": "reads stacks by a module in the folder of hangs",
 }
 """Modules of the core that name a feature still, and why. A line goes when its module names none."""
@@ -159,7 +170,7 @@ def test_a_node_of_a_master_imports_the_records_and_nothing_that_decides() -> No
     script = "import sys, dlrover_run.rendezvous.master.client; print(*sys.modules)"
     imported = subprocess.check_output([sys.executable, "-c", script], text=True).split()
     core = "dlrover_run.coordination."
-    deciding = {"coordinator", "decision", "membership", "engine", "gate", "recovery", "requested_changes", "gathering"}
+    deciding = {"coordinator", "decision", "membership", "engine", "gate", "rounds.recovery", "rounds.gathering"}
     assert {name.removeprefix(core) for name in imported if name.startswith(core)} & deciding == set()
 
 

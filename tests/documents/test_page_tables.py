@@ -16,7 +16,7 @@ from doc_pages import DOCS, ROOT
 
 from dlrover_run.cli import parse
 from dlrover_run.command_line import rdzv_keys
-from dlrover_run.coordination.rules import JobRules
+from dlrover_run.coordination.records.rules import JobRules
 from dlrover_run.events.records import AnyEvent, Event, name_of
 from dlrover_run.events.writer import KEPT_FILES, MAX_BYTES
 from dlrover_run.failures.causes import Cause

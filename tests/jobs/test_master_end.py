@@ -11,7 +11,9 @@ import pytest
 from cluster import quiet_port
 from harness import WAIT, environment
 
-from dlrover_run.coordination.model import Assignment, PlanPhase, RankAssignment, RoundKey
+from dlrover_run.coordination.records.assignment import Assignment
+from dlrover_run.coordination.records.plan import PlanPhase
+from dlrover_run.coordination.records.round import RankAssignment, RoundKey
 from dlrover_run.rendezvous.master.end import collect_masters, is_last_node
 
 FIRST_PROCESS = """

@@ -18,7 +18,7 @@ from harness import OURS, WAIT, WORKERS, Mailbox, agent_of, finish, launch, only
 from rendezvous_backends import EVERYWHERE, MasterBackend
 from virtual_loop import run_virtually
 
-from dlrover_run.coordination.model import RankAssignment, RoundKey
+from dlrover_run.coordination.records.round import RankAssignment, RoundKey
 from dlrover_run.processes.ports import HeldPort
 from dlrover_run.workers.round_store import OTHER_NODES_TIMEOUT, RoundStores
 from dlrover_run.workers.store_process import StoreProcess

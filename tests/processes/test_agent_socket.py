@@ -17,14 +17,14 @@ import pytest
 from harness import WAIT
 from virtual_job import VirtualJob, rules
 
-from dlrover_run.coordination.requests import Action, OperatorRequest
-from dlrover_run.coordination.status import JobStatus
+from dlrover_run.coordination.records.requests import Action, OperatorRequest
 from dlrover_run.features.operate import agent_socket
 from dlrover_run.features.operate import survey as survey_module
 from dlrover_run.features.operate.agent_socket import AgentSocket
 from dlrover_run.features.operate.find import JobHere
 from dlrover_run.features.operate.protocol import AgentInfo, AgentRequest, JobEnding
 from dlrover_run.features.operate.survey import SilentAgent, survey
+from dlrover_run.job_status.status import JobStatus
 from dlrover_run.processes import unix_sockets
 from dlrover_run.processes.unix_sockets import Peer
 from dlrover_run.rendezvous.client import AskFailed

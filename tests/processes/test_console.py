@@ -250,7 +250,8 @@ from dlrover_run.workers.reporter import ProgressReporter
 from dlrover_run.console import console
 from dlrover_run.features.node_check.decision.model import NodeCheckAssignment, NodeCheckProgress
 from dlrover_run.features.node_check.decision.model import HealthStatus, NodeHealth
-from dlrover_run.coordination.model import Assignment, RankAssignment, RoundKey, Waiting
+from dlrover_run.coordination.records.assignment import Assignment, Waiting
+from dlrover_run.coordination.records.round import RankAssignment, RoundKey
 from dlrover_run.words.reasons import sentence
 from dlrover_run.output.relay_client import RelayClient
 from dlrover_run.rendezvous import kinds

@@ -24,7 +24,7 @@ from typing import Any
 import pytest
 from harness import WAIT, WORKERS, kill_leftovers, still_alive, watched
 
-from dlrover_run.coordination.activity import MemoryUse
+from dlrover_run.coordination.records.activity import MemoryUse
 from dlrover_run.features.checkpoints import write_behind
 from dlrover_run.features.checkpoints.agent_memory import CheckpointMemory
 from dlrover_run.features.checkpoints.held import HeldFile

@@ -14,7 +14,9 @@ import psutil
 import pytest
 from harness import WAIT
 
-from dlrover_run.coordination.model import Assignment, NodeKey, NodeReport
+from dlrover_run.coordination.records.assignment import Assignment
+from dlrover_run.coordination.records.report import NodeReport
+from dlrover_run.coordination.records.round import NodeKey
 from dlrover_run.events.records import Event, Events, ScaleCommandEnded
 from dlrover_run.features.autoscale.command import CommandKey, CommandResult, CommandRun
 from dlrover_run.features.autoscale.model import AutoscaleAssignment, AutoscaleNodeReport

@@ -20,7 +20,7 @@ from virtual_loop import run_virtually
 
 from dlrover_run.console.console import REFRESH_SECONDS, REPEAT_SECONDS, Console
 from dlrover_run.console.text import prefix_with_node
-from dlrover_run.coordination.rules import JobRules
+from dlrover_run.coordination.records.rules import JobRules
 from dlrover_run.spec import Entrypoint, JobSpec, LogSpec, Std, StreamMap
 
 RUN = """

@@ -8,9 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from dlrover_run.coordination.worker_logs import MAX_NODE_BYTES, LogCursor, LogPiece, LogRequest
 from dlrover_run.features.operate import node_logs as worker_logs
 from dlrover_run.features.operate.node_logs import WorkerLogs, WorkerOutput
+from dlrover_run.job_status.questions import (
+    MAX_NODE_BYTES,
+    LogCursor,
+    LogPiece,
+    LogRequest,
+)
 from dlrover_run.output import ring
 
 

@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from dlrover_run.coordination.model import Assignment, NodePhase
-from dlrover_run.coordination.parts import ReportPart
-from dlrover_run.coordination.rules import JobRules
+from dlrover_run.coordination.records.assignment import Assignment
+from dlrover_run.coordination.records.report import NodePhase, ReportPart
+from dlrover_run.coordination.records.rules import JobRules
 from dlrover_run.rendezvous.kv.records import Keys
 from dlrover_run.rendezvous.local import LocalClient
 from dlrover_run.spec import Entrypoint, JobSpec

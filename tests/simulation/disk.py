@@ -10,8 +10,8 @@ from typing import cast
 
 import msgspec
 
-from dlrover_run.coordination.model import OVER, Plan
-from dlrover_run.coordination.rules import JobRules
+from dlrover_run.coordination.records.plan import OVER, Plan
+from dlrover_run.coordination.records.rules import JobRules
 from dlrover_run.features.registry import decode_part
 from dlrover_run.master.journal import FORMAT, Journal, JournalContents, JournalHeader, JournalReplaced, encode
 from simulation.laws import Laws

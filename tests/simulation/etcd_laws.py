@@ -5,7 +5,10 @@ from __future__ import annotations
 from msgspec.structs import replace
 from policy_parts import tasks_of
 
-from dlrover_run.coordination.model import OVER, Assignment, NodeKey, NodeReport, Plan, PlanPhase, RoundKey
+from dlrover_run.coordination.records.assignment import Assignment
+from dlrover_run.coordination.records.plan import OVER, Plan, PlanPhase
+from dlrover_run.coordination.records.report import NodeReport
+from dlrover_run.coordination.records.round import NodeKey, RoundKey
 from dlrover_run.rendezvous.kv.records import Keys, StoredPlan, decode_record, wanted_value
 from dlrover_run.store.operations import KeyValue
 from simulation.etcd import EtcdCluster

@@ -8,8 +8,10 @@ from unittest.mock import patch
 
 from msgspec.structs import replace
 
-from dlrover_run.coordination.model import OVER, Assignment, NodeReport, Plan
-from dlrover_run.coordination.rules import RESULT_RETENTION
+from dlrover_run.coordination.records.assignment import Assignment
+from dlrover_run.coordination.records.plan import OVER, Plan
+from dlrover_run.coordination.records.report import NodeReport
+from dlrover_run.coordination.records.rules import RESULT_RETENTION
 from dlrover_run.rendezvous import kinds
 from dlrover_run.rendezvous.kv import leader as etcd_leader
 from dlrover_run.rendezvous.kv.client import StoreClient, lease_time

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from random import Random
 
-from dlrover_run.coordination.model import NodePhase
-from dlrover_run.coordination.rules import RESULT_RETENTION, JobRules
+from dlrover_run.coordination.records.report import NodePhase
+from dlrover_run.coordination.records.rules import RESULT_RETENTION, JobRules
 from dlrover_run.rendezvous.reconnect import BACKOFF_MAX
 from dlrover_run.spec import JobSpec
 from simulation.backends import WrittenNode

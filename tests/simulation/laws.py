@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from dlrover_run.coordination.decide import decide
+from dlrover_run.coordination.decide import Job, decide
 from dlrover_run.coordination.decision import Decision
-from dlrover_run.coordination.job import Job
 from dlrover_run.coordination.membership import Members
-from dlrover_run.coordination.model import OVER, Assignment, NodeKey, NodeReport, Plan, RoundKey
-from dlrover_run.coordination.requests import OperatorRequest
-from dlrover_run.coordination.rules import JobRules
-from dlrover_run.coordination.status import JobStatus
+from dlrover_run.coordination.records.assignment import Assignment
+from dlrover_run.coordination.records.plan import OVER, Plan
+from dlrover_run.coordination.records.report import NodeReport
+from dlrover_run.coordination.records.requests import OperatorRequest
+from dlrover_run.coordination.records.round import NodeKey, RoundKey
+from dlrover_run.coordination.records.rules import JobRules
+from dlrover_run.job_status.status import JobStatus
 from dlrover_run.rendezvous.client import AskFailed
 from simulation.timeline import demand
 

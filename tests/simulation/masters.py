@@ -8,7 +8,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from dlrover_run.coordination.model import Assignment, NodeReport
+from dlrover_run.coordination.records.assignment import Assignment
+from dlrover_run.coordination.records.report import NodeReport
 from dlrover_run.master.job import Job, NodeConnection
 from dlrover_run.master.jobs import Jobs
 from dlrover_run.master.server import IdleShutdown

@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from dlrover_run.agent.node_state import NodeState
-from dlrover_run.coordination.model import Assignment, NodeKey, NodeReport
-from dlrover_run.coordination.requests import OperatorRequest
-from dlrover_run.coordination.status import JobStatus
+from dlrover_run.coordination.records.assignment import Assignment
+from dlrover_run.coordination.records.report import NodeReport
+from dlrover_run.coordination.records.requests import OperatorRequest
+from dlrover_run.coordination.records.round import NodeKey
+from dlrover_run.job_status.status import JobStatus
 from dlrover_run.rendezvous.client import AskFailed, RendezvousClient
 from dlrover_run.rendezvous.reconnect import RemoteClient
 from dlrover_run.spec import Entrypoint, JobSpec

@@ -9,7 +9,7 @@ from random import Random
 from typing import Any
 from unittest.mock import patch
 
-from dlrover_run.coordination.model import Plan
+from dlrover_run.coordination.records.plan import Plan
 from dlrover_run.spec import JobSpec
 from simulation.disk import Disk
 from simulation.faults import Faults, MasterFaults
@@ -218,7 +218,8 @@ def stand_ins(scenario_laws: Callable[[], Laws]) -> Iterator[None]:
     """Patches that replace sockets and disks, and check the laws at every decision. What a coordinator decides in a
     trial of a stored plan (`Coordinator.rehearse`) is no decision: its nodes are made up, and nothing of it is kept."""
     from dlrover_run.agent import node_state
-    from dlrover_run.coordination import coordinator, rounds
+    from dlrover_run.coordination import coordinator
+    from dlrover_run.coordination.rounds import round_engine
     from dlrover_run.master import jobs
     from dlrover_run.workers import starter
     from simulation.disk import DiskJournal
@@ -234,7 +235,7 @@ def stand_ins(scenario_laws: Callable[[], Laws]) -> Iterator[None]:
         def release(self) -> None:
             pass
 
-    decide, adopt, adopt_cluster = coordinator.decide, rounds.recover_plan, recovery.recover_cluster
+    decide, adopt, adopt_cluster = coordinator.decide, round_engine.recover_plan, recovery.recover_cluster
     rehearse = coordinator.Coordinator.rehearse
 
     def rehearse_without_laws(trial: coordinator.Coordinator, now: float) -> None:
@@ -248,7 +249,7 @@ def stand_ins(scenario_laws: Callable[[], Laws]) -> Iterator[None]:
         watched: dict[tuple[Any, str], Callable[..., Any]] = {
             (coordinator, "decide"): lambda *given: scenario_laws().deciding(*given, real=decide),
             (coordinator.Coordinator, "rehearse"): rehearse_without_laws,
-            (rounds, "recover_plan"): lambda *given: scenario_laws().adopting(*given, real=adopt),
+            (round_engine, "recover_plan"): lambda *given: scenario_laws().adopting(*given, real=adopt),
             (recovery, "recover_cluster"): lambda *given: scenario_laws().adopting(*given, real=adopt_cluster),
         }
         for (module, name), by in watched.items():

@@ -19,9 +19,12 @@ from virtual_loop import run_virtually
 
 from dlrover_run.coordination.decision import update_plan
 from dlrover_run.coordination.membership import MemberState
-from dlrover_run.coordination.model import Assignment, Member, NodeReport, Plan, PlanPhase, RoundKey
-from dlrover_run.coordination.round_ranks import rank_assignments
-from dlrover_run.coordination.rules import JobRules
+from dlrover_run.coordination.records.assignment import Assignment
+from dlrover_run.coordination.records.plan import Plan, PlanPhase
+from dlrover_run.coordination.records.report import NodeReport
+from dlrover_run.coordination.records.round import Member, RoundKey
+from dlrover_run.coordination.records.rules import JobRules
+from dlrover_run.coordination.rounds.ranks import rank_assignments
 from dlrover_run.features.hangs.node.round_watch import RoundWatch
 from dlrover_run.features.hangs.node.stall_exchange import StallExchange
 from dlrover_run.features.hangs.node.stall_report import StallReport

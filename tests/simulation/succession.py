@@ -17,9 +17,10 @@ from unittest.mock import patch
 
 from msgspec.structs import replace
 
-from dlrover_run.coordination.model import NodePhase, Plan, PlanPhase
-from dlrover_run.coordination.quorum import LostMaster
-from dlrover_run.coordination.rules import JobRules
+from dlrover_run.coordination.records.plan import Plan, PlanPhase
+from dlrover_run.coordination.records.report import NodePhase
+from dlrover_run.coordination.records.rules import JobRules
+from dlrover_run.coordination.rounds.quorum import LostMaster
 from dlrover_run.rendezvous import kinds
 from dlrover_run.rendezvous.master import client as master_client
 from dlrover_run.rendezvous.reach import Reach

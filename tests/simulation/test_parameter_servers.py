@@ -13,7 +13,8 @@ import msgspec
 import pytest
 
 from dlrover_run.coordination.coordinator import Coordinator
-from dlrover_run.coordination.model import Plan, PlanPhase, RoundKey
+from dlrover_run.coordination.records.plan import Plan, PlanPhase
+from dlrover_run.coordination.records.round import RoundKey
 from dlrover_run.words.reasons import Reasons
 from simulation.parameter_servers.laws import ClusterLaws
 from simulation.parameter_servers.program import ServersProgram

@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from dlrover_run.coordination import gathering, planned_changes
 from dlrover_run.coordination.coordinator import Coordinator
 from dlrover_run.coordination.membership import MemberState
+from dlrover_run.coordination.rounds import gathering, planned_changes
 from dlrover_run.workers import template_client
 from dlrover_run.workers.starter import Starter
 from simulation.program import Outcome

@@ -20,13 +20,15 @@ from harness import WAIT
 from policy_parts import check_report
 
 from dlrover_run.agent.node_state import NodeState
-from dlrover_run.coordination import gathering, planned_changes, running
-from dlrover_run.coordination.assignment import common_assignment
 from dlrover_run.coordination.coordinator import Coordinator
 from dlrover_run.coordination.decision import Decision
-from dlrover_run.coordination.model import Assignment, NodeReport, Plan
-from dlrover_run.coordination.ranks import assign_ranks
-from dlrover_run.coordination.rules import JobRules
+from dlrover_run.coordination.node_views import common_assignment
+from dlrover_run.coordination.records.assignment import Assignment
+from dlrover_run.coordination.records.plan import Plan
+from dlrover_run.coordination.records.report import NodeReport
+from dlrover_run.coordination.records.rules import JobRules
+from dlrover_run.coordination.rounds import gathering, planned_changes, round_failures
+from dlrover_run.coordination.rounds.ranks import assign_ranks
 from dlrover_run.features.node_check.decision import steps as health_steps
 from dlrover_run.features.node_check.decision.diagnosis import Diagnosis, Finding
 from dlrover_run.features.node_check.decision.model import HealthStatus, NodeCheck
@@ -104,7 +106,7 @@ def test_a_seed_replays_exactly_in_another_process() -> None:
 
 
 def charge_without_ending(rules: Any, gate: Any, plan: Plan, present: Any, cause: Any, now: float) -> Decision:
-    return Decision(running.consume_restart(rules, plan, cause.report.failure, True, now))
+    return Decision(round_failures.consume_restart(rules, plan, cause.report.failure, True, now))
 
 
 def take_without_another_port(self: Any, wanted: Assignment) -> None:
@@ -220,9 +222,9 @@ DEFECTS = {
         ),
         etcd=36,
     ),
-    "a failure is charged twice": Defect(patched((running, "_restart"), by=charge_without_ending), master=0),
+    "a failure is charged twice": Defect(patched((round_failures, "_restart"), by=charge_without_ending), master=0),
     "a failure is not charged": Defect(
-        patched((running, "consume_restart"), by=lambda rules, plan, failure, worked, now: plan), master=0
+        patched((round_failures, "consume_restart"), by=lambda rules, plan, failure, worked, now: plan), master=0
     ),
     "a round may use a port that another one used": Defect(
         patched(
@@ -242,7 +244,7 @@ DEFECTS = {
     "a round is formed while it is unknown which members are alive": Defect(
         patched(
             (gathering, "disconnects_resolved_at"),
-            (running, "disconnects_resolved_at"),
+            (round_failures, "disconnects_resolved_at"),
             by=lambda members, now: None,
         ),
         master=48,
@@ -264,10 +266,10 @@ DEFECTS = {
     "only the minimum number of nodes trains": Defect(
         patched((JobRules, "size"), by=lambda self, nodes: self.min_size if nodes >= self.min_size else 0), master=4
     ),
-    "one success is enough": Defect(patched((running, "all"), by=any), master=1),
+    "one success is enough": Defect(patched((round_failures, "all"), by=any), master=1),
     "no decision is made at a deadline": Defect(patched((Coordinator, "wake_at"), by=lambda self: None), master=1),
     "the loss of a node changes nothing": Defect(
-        patched((running, "_regroup_without"), by=lambda gate, plan, gone, now: Decision(plan)),
+        patched((round_failures, "_regroup_without"), by=lambda gate, plan, gone, now: Decision(plan)),
         master=0,
     ),
     "a broken connection goes unnoticed": Defect(

@@ -11,8 +11,8 @@ import pytest
 from harness import only_long
 from msgspec.structs import replace
 
-from dlrover_run.coordination.parts import with_part
-from dlrover_run.coordination.rules import JobRules
+from dlrover_run.coordination.records.parts import with_part
+from dlrover_run.coordination.records.rules import JobRules
 from dlrover_run.features.hangs.search import guilt
 from dlrover_run.features.hangs.search.round_detectors import RoundDetectors
 from dlrover_run.features.hangs.stalls import observer

@@ -9,10 +9,11 @@ from unittest.mock import patch
 
 import pytest
 
-from dlrover_run.coordination import coordinator, quorum
-from dlrover_run.coordination.model import Plan
-from dlrover_run.coordination.quorum import LostMaster
-from dlrover_run.coordination.rules import JobRules
+from dlrover_run.coordination import coordinator
+from dlrover_run.coordination.records.plan import Plan
+from dlrover_run.coordination.records.rules import JobRules
+from dlrover_run.coordination.rounds import quorum
+from dlrover_run.coordination.rounds.quorum import LostMaster
 from dlrover_run.master.jobs import Jobs
 from dlrover_run.rendezvous.master import succession
 from dlrover_run.rendezvous.master.client import MasterClient

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from dlrover_run.coordination.model import RoundKey
+from dlrover_run.coordination.records.round import RoundKey
 from dlrover_run.features.survivors import observer, worker_record
 from dlrover_run.features.survivors.model import SurvivorsReport
 from dlrover_run.features.survivors.worker_record import Due, Step, WorkerRecord

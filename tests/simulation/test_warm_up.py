@@ -16,17 +16,19 @@ from msgspec.structs import replace
 from warm_up.gate import WarmUpGate
 from warm_up.rules import WarmUpAssignment, WarmUpRules, WarmUpState
 
-from dlrover_run.coordination import gathering
 from dlrover_run.coordination.decision import Deadline, DeadlineReason
 from dlrover_run.coordination.engine import Engine
 from dlrover_run.coordination.gate import Choose, Gate, OpenGate, Permit, Step
 from dlrover_run.coordination.membership import Members, MemberState
-from dlrover_run.coordination.model import Assignment, NodeKey, Plan, PlanPhase, RankAssignment
 from dlrover_run.coordination.observer import Observer
-from dlrover_run.coordination.parts import Memories, RulesPart, combine, join, split, with_part
-from dlrover_run.coordination.rounds import RoundEngine
-from dlrover_run.coordination.rules import JobRules
-from dlrover_run.coordination.validation import config_mismatch
+from dlrover_run.coordination.records.assignment import Assignment, Memories, join, split
+from dlrover_run.coordination.records.parts import combine, with_part
+from dlrover_run.coordination.records.plan import Plan, PlanPhase
+from dlrover_run.coordination.records.round import NodeKey, RankAssignment
+from dlrover_run.coordination.records.rules import JobRules, RulesPart
+from dlrover_run.coordination.records.validation import config_mismatch
+from dlrover_run.coordination.rounds import gathering
+from dlrover_run.coordination.rounds.round_engine import RoundEngine
 from dlrover_run.features import Feature, registry
 from dlrover_run.features.hangs.stalls.rules import StallRules
 from dlrover_run.features.hangs.stragglers.rules import StragglerRules

@@ -16,7 +16,7 @@ import pytest
 from harness import WAIT, environment
 from pretended import Job
 
-from dlrover_run.coordination.status import JobState
+from dlrover_run.job_status.status import JobState
 
 PLANTED = Path(__file__).parent / "workers" / "planted.py"
 

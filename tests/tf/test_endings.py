@@ -12,7 +12,9 @@ import pytest
 from loops import in_loop
 
 from dlrover_run.agent.result import JobEnd, resolve_result
-from dlrover_run.coordination.model import Assignment, Failure, PlanPhase, RoundKey
+from dlrover_run.coordination.records.assignment import Assignment
+from dlrover_run.coordination.records.plan import PlanPhase
+from dlrover_run.coordination.records.round import Failure, RoundKey
 from dlrover_run.failures.causes import describe_exit
 from dlrover_run.failures.worker_exit import WorkerExit
 from dlrover_run.observe.page import StepSource

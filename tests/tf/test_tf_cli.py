@@ -18,7 +18,7 @@ from dlrover_run import exit_codes
 from dlrover_run.command_line import flags as those_of_dlrover_run
 from dlrover_run.command_line.entry_point import job_or_code, run
 from dlrover_run.command_line.values import memory_size
-from dlrover_run.coordination.rules import MAX_NODES
+from dlrover_run.coordination.records.rules import MAX_NODES
 from dlrover_run.features import registry
 from dlrover_run.features.autoscale.rules import STRONG, WEAK, AutoscaleRules
 from dlrover_run.spec import SpecError, Std

@@ -23,7 +23,7 @@ from torchrun_tables import VERSIONS, takes_a_value, torchrun
 from dlrover_run.cli import parse
 from dlrover_run.command_line.flags import BY_DEST, TABLE
 from dlrover_run.command_line.parse import CommandLine, parse_argv
-from dlrover_run.coordination.rules import JobRules
+from dlrover_run.coordination.records.rules import JobRules
 from dlrover_run.spec import JobSpec, SpecError, Std, StreamMap, UsageError
 
 torch = pytest.importorskip("torch")

@@ -20,7 +20,8 @@ import psutil
 import pytest
 from harness import TORCHRUN, WAIT, Mailbox, environment, finish, launch
 
-from dlrover_run.coordination.model import Failure, NodePhase, RankAssignment, RoundKey
+from dlrover_run.coordination.records.report import NodePhase
+from dlrover_run.coordination.records.round import Failure, RankAssignment, RoundKey
 from dlrover_run.processes.tree import MASTER_NAME
 from dlrover_run.spec import Entrypoint, JobSpec
 from dlrover_run.torchrun.entry_point import handler_creator

@@ -11,7 +11,9 @@ import msgspec
 from dlrover_run.coordination.decision import Deadline, DeadlineReason, seconds_left, update_plan
 from dlrover_run.coordination.gate import Choose, OpenGate, Permit, Step
 from dlrover_run.coordination.membership import Members, MemberState
-from dlrover_run.coordination.model import OVER, NodeKey, Plan, RankAssignment, Waiting
+from dlrover_run.coordination.records.assignment import Waiting
+from dlrover_run.coordination.records.plan import OVER, Plan
+from dlrover_run.coordination.records.round import NodeKey, RankAssignment
 from warm_up.rules import WarmUpAssignment, WarmUpProgress, WarmUpRules, WarmUpState
 from warm_up.text import Code
 

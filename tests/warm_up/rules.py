@@ -6,15 +6,11 @@ from typing import ClassVar
 
 import msgspec
 
-from dlrover_run.coordination.model import Member
-from dlrover_run.coordination.parts import (
-    AssignmentPart,
-    Kind,
-    PlanPart,
-    ReportPart,
-    RulesPart,
-    WaitingPart,
-)
+from dlrover_run.coordination.records.assignment import AssignmentPart, WaitingPart
+from dlrover_run.coordination.records.plan import PlanPart
+from dlrover_run.coordination.records.report import ReportPart
+from dlrover_run.coordination.records.round import Member
+from dlrover_run.coordination.records.rules import Kind, RulesPart
 
 
 class WarmUpRules(msgspec.Struct, RulesPart, frozen=True, forbid_unknown_fields=True, tag="warm_up"):

@@ -12,9 +12,11 @@ import msgspec
 from dlrover_run.agent.framework import AgentServices, FrameworkAdapter
 from dlrover_run.agent.reconcile import Action, DesiredTask, TaskState
 from dlrover_run.agent.result import JobResult, TaskResults
-from dlrover_run.coordination.activity import NodeActivity
-from dlrover_run.coordination.model import OVER, Assignment, NodePhase, NodeReport, Waiting
-from dlrover_run.coordination.parts import with_part
+from dlrover_run.coordination.records.activity import NodeActivity
+from dlrover_run.coordination.records.assignment import Assignment, Waiting
+from dlrover_run.coordination.records.parts import with_part
+from dlrover_run.coordination.records.plan import OVER
+from dlrover_run.coordination.records.report import NodePhase, NodeReport
 from dlrover_run.observe.page import Progress
 from dlrover_run.workers.starter import Starter
 from tf_ps_runner.agent.channel import TaskChannel
@@ -32,8 +34,8 @@ from tf_ps_runner.cluster.rules import ClusterRules
 from tf_ps_runner.spec import PsJobSpec
 
 if TYPE_CHECKING:
-    from dlrover_run.coordination.stacks import NodeStacks
     from dlrover_run.features.operate.node_logs import WorkerOutput
+    from dlrover_run.job_status.stacks import NodeStacks
 
 MOVE_TIMEOUT = 2.0
 """Seconds that a node which was asked to leave gives the coordinator to begin moving its tasks to other nodes. A move

@@ -7,7 +7,7 @@ import signal
 import time
 from dataclasses import dataclass
 
-from dlrover_run.coordination.bounds import MAX_TRACE, MAX_WHAT
+from dlrover_run.coordination.records.bounds import MAX_TRACE, MAX_WHAT
 from dlrover_run.failures import causes
 from dlrover_run.failures.guard import guarded
 from dlrover_run.failures.worker_exit import WorkerExit

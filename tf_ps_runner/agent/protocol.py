@@ -12,7 +12,7 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 from msgspec import Meta
 
-from dlrover_run.coordination.bounds import Total
+from dlrover_run.coordination.records.bounds import Total
 from dlrover_run.transport.messages import JobId, Mac, Nonce
 from tf_ps_runner.cluster.model import Role, ServerBounds
 from tf_ps_runner.data.queue import QueueName, QueueSpec, SavedState

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from dlrover_run.agent.result import TaskResults, describe_unused
-from dlrover_run.coordination.model import Assignment, Failure, PlanPhase
+from dlrover_run.coordination.records.assignment import Assignment
+from dlrover_run.coordination.records.plan import PlanPhase
+from dlrover_run.coordination.records.round import Failure
 from dlrover_run.failures.worker_exit import WorkerExit
 from dlrover_run.words.reasons import Reasons, new_reasons, render, sentences
 from tf_ps_runner.agent.protocol import Note, Restored, Saved

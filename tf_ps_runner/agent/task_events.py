@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from dlrover_run.coordination.bounds import MAX_TRACE
+from dlrover_run.coordination.records.bounds import MAX_TRACE
 from dlrover_run.events.records import (
     CheckpointRestored,
     CheckpointSeen,

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from dlrover_run.agent.framework import AgentServices
-from dlrover_run.coordination.activity import WAITS
 from dlrover_run.features.hangs.node.stall_report import StallReport, show_stacks
 from dlrover_run.features.hangs.node.stall_watch import StallWatch
 from dlrover_run.features.hangs.node.watch_health import WatchHealth
@@ -18,6 +17,7 @@ from dlrover_run.features.hangs.search.suspects import Suspect
 from dlrover_run.features.hangs.settings import HangSettings
 from dlrover_run.features.hangs.stacks.read import RoundStacks
 from dlrover_run.features.hangs.stacks.stacks import Stack
+from dlrover_run.job_status.progress import WAITS
 from dlrover_run.observe.sample import Sampler
 from dlrover_run.observe.tick import Consumer
 from dlrover_run.spec import JobSpec

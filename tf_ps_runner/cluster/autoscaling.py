@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from dlrover_run.coordination.model import Plan
+from dlrover_run.coordination.records.plan import Plan
 from dlrover_run.features.autoscale.decide import decide, find_record
 from dlrover_run.features.autoscale.measure import Estimate, estimate
 from dlrover_run.features.autoscale.model import (

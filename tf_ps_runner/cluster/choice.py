@@ -9,8 +9,8 @@ import msgspec
 from msgspec import Meta
 from msgspec.structs import replace
 
-from dlrover_run.coordination.bounds import Count, Total
-from dlrover_run.coordination.size_choice import SizeChoice, WantedServers
+from dlrover_run.coordination.records.bounds import Count, Total
+from dlrover_run.coordination.records.size_choice import SizeChoice, WantedServers
 from dlrover_run.features.autoscale import model as autoscale
 from dlrover_run.features.autoscale.model import AutoscaleState, Log, Measurement, Spread, Time
 from dlrover_run.words.reasons import BoundedReasons, render

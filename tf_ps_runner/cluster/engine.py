@@ -17,12 +17,14 @@ import msgspec
 from dlrover_run.coordination.decision import Deadline, DeadlineReason, Decision, deadline_if, update_plan
 from dlrover_run.coordination.engine import Accepted, Engine, phase_news
 from dlrover_run.coordination.membership import Members
-from dlrover_run.coordination.model import OVER, NodeKey, NodeReport, Plan, PlanPhase, RankAssignment, Waiting
-from dlrover_run.coordination.parts import ReportPart
-from dlrover_run.coordination.recovery import connected_reports
-from dlrover_run.coordination.requested_changes import drain, other_program
-from dlrover_run.coordination.requests import Action, OperatorRequest, RequestFailed
-from dlrover_run.coordination.rules import JobRules
+from dlrover_run.coordination.records.assignment import Waiting
+from dlrover_run.coordination.records.plan import OVER, Plan, PlanPhase
+from dlrover_run.coordination.records.report import NodeReport, ReportPart
+from dlrover_run.coordination.records.requests import Action, OperatorRequest, RequestFailed
+from dlrover_run.coordination.records.round import NodeKey, RankAssignment
+from dlrover_run.coordination.records.rules import JobRules
+from dlrover_run.coordination.rounds.recovery import connected_reports
+from dlrover_run.coordination.rounds.requested_changes import drain, other_program
 from dlrover_run.features.autoscale.rules import AutoscaleRules
 from dlrover_run.words.reasons import new_reasons, render
 from tf_ps_runner.cluster import recovery, text

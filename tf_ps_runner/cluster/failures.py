@@ -7,7 +7,7 @@ import msgspec
 
 from dlrover_run.coordination.decision import update_plan
 from dlrover_run.coordination.membership import all_have_left
-from dlrover_run.coordination.model import Plan, PlanPhase
+from dlrover_run.coordination.records.plan import Plan, PlanPhase
 from dlrover_run.words.reasons import chain
 from tf_ps_runner.cluster import text
 from tf_ps_runner.cluster.budgets import consume_restarts

@@ -14,9 +14,19 @@ from typing import Annotated, Any, ClassVar
 import msgspec
 from msgspec import Meta
 
-from dlrover_run.coordination.bounds import MAX_TRACE, MAX_WHAT, Count, ExitStatus, Name, NodeId, Port, Total
-from dlrover_run.coordination.parts import PlanPart, RequestPart
-from dlrover_run.coordination.size_choice import SizeChoice
+from dlrover_run.coordination.records.bounds import (
+    MAX_TRACE,
+    MAX_WHAT,
+    Count,
+    ExitStatus,
+    Name,
+    NodeId,
+    Port,
+    Total,
+)
+from dlrover_run.coordination.records.plan import PlanPart
+from dlrover_run.coordination.records.requests import RequestPart
+from dlrover_run.coordination.records.size_choice import SizeChoice
 from dlrover_run.words.text import counted, join_words
 from tf_ps_runner.cluster.choice import ReplicaChoice, size_choice
 

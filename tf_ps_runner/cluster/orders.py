@@ -8,8 +8,9 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from dlrover_run.coordination.bounds import Name, Total
-from dlrover_run.coordination.parts import AssignmentPart, PartMemory, ReportPart
+from dlrover_run.coordination.records.assignment import AssignmentPart, PartMemory
+from dlrover_run.coordination.records.bounds import Name, Total
+from dlrover_run.coordination.records.report import ReportPart
 from dlrover_run.features.autoscale.model import Time
 from tf_ps_runner.cluster.model import (
     MAX_NODE_TASKS,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from dlrover_run.coordination.model import NodeKey
+from dlrover_run.coordination.records.round import NodeKey
 from tf_ps_runner.cluster.budgets import limit_of
 from tf_ps_runner.cluster.model import Cluster, PlannedTask, Role, TaskKey
 from tf_ps_runner.cluster.rules import ROLES, ClusterRules

@@ -10,9 +10,11 @@ from typing import NamedTuple
 
 import msgspec
 
-from dlrover_run.coordination.model import Member, NodeKey, NodeReport, Plan, PlanPhase, RoundKey
-from dlrover_run.coordination.parts import with_part
-from dlrover_run.coordination.recovery import latest_round
+from dlrover_run.coordination.records.parts import with_part
+from dlrover_run.coordination.records.plan import Plan, PlanPhase
+from dlrover_run.coordination.records.report import NodeReport
+from dlrover_run.coordination.records.round import Member, NodeKey, RoundKey
+from dlrover_run.coordination.rounds.recovery import latest_round
 from dlrover_run.words.reasons import Code
 from tf_ps_runner.cluster.choice import ReplicaChoice, recovered
 from tf_ps_runner.cluster.model import (

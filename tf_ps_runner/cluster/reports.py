@@ -7,10 +7,10 @@ from typing import Annotated, ClassVar
 import msgspec
 from msgspec import Meta
 
-from dlrover_run.coordination.bounds import Total
-from dlrover_run.coordination.model import NodeReport, Plan
-from dlrover_run.coordination.parts import ReportPart
-from dlrover_run.coordination.validation import last_round
+from dlrover_run.coordination.records.bounds import Total
+from dlrover_run.coordination.records.plan import Plan
+from dlrover_run.coordination.records.report import NodeReport, ReportPart
+from dlrover_run.coordination.records.validation import last_round
 from dlrover_run.features.autoscale.model import Time
 from tf_ps_runner.cluster.choice import Percent
 from tf_ps_runner.cluster.model import (

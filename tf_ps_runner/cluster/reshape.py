@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import msgspec
 
-from dlrover_run.coordination.model import Plan
+from dlrover_run.coordination.records.plan import Plan
 from dlrover_run.words.reasons import Reasons
 from tf_ps_runner.cluster import text
 from tf_ps_runner.cluster.budgets import (

@@ -9,8 +9,7 @@ from typing import ClassVar
 
 import msgspec
 
-from dlrover_run.coordination.parts import Kind, RulesPart
-from dlrover_run.coordination.rules import NOT_FINITE, all_finite
+from dlrover_run.coordination.records.rules import NOT_FINITE, Kind, RulesPart, all_finite
 from dlrover_run.words.text import counted, join_words
 from tf_ps_runner.cluster.model import MAX_TASKS, NAME, TF_PROGRAM, Cluster, Role, ScaleRequest
 from tf_ps_runner.cluster.orders import NodeOrder

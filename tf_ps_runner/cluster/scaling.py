@@ -10,8 +10,8 @@ from __future__ import annotations
 import msgspec
 
 from dlrover_run.coordination.engine import Accepted
-from dlrover_run.coordination.model import Plan, PlanPhase
-from dlrover_run.coordination.requests import RequestFailed
+from dlrover_run.coordination.records.plan import Plan, PlanPhase
+from dlrover_run.coordination.records.requests import RequestFailed
 from dlrover_run.words.reasons import Reason, Reasons, chain, render
 from tf_ps_runner.cluster import text
 from tf_ps_runner.cluster.budgets import may_try_servers

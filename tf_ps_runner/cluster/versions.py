@@ -9,7 +9,8 @@ import msgspec
 
 from dlrover_run.coordination.decision import Deadline, DeadlineReason, deadline_if, update_plan
 from dlrover_run.coordination.membership import all_have_left
-from dlrover_run.coordination.model import Failure, Plan, PlanPhase, RoundKey
+from dlrover_run.coordination.records.plan import Plan, PlanPhase
+from dlrover_run.coordination.records.round import Failure, RoundKey
 from dlrover_run.words.reasons import Code, Reasons, chain, shown_names
 from tf_ps_runner.cluster import text
 from tf_ps_runner.cluster.model import Cluster, PlannedTask, Role, RoleState, Stage, TaskStage

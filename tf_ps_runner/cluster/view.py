@@ -12,9 +12,10 @@ import msgspec
 
 from dlrover_run.coordination.decision import update_plan
 from dlrover_run.coordination.membership import Members, MemberState
-from dlrover_run.coordination.model import NodeKey, Plan
-from dlrover_run.coordination.ranks import natural_order
-from dlrover_run.coordination.rules import JobRules
+from dlrover_run.coordination.records.plan import Plan
+from dlrover_run.coordination.records.round import NodeKey
+from dlrover_run.coordination.records.rules import JobRules
+from dlrover_run.coordination.rounds.ranks import natural_order
 from dlrover_run.features.autoscale.rules import AutoscaleRules
 from dlrover_run.words.reasons import Code, Reasons, chain, shown_names
 from tf_ps_runner.cluster.model import (

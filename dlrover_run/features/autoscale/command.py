@@ -14,8 +14,8 @@ import msgspec
 from msgspec import Meta
 from msgspec.structs import replace
 
-from dlrover_run.coordination.bounds import Count, Total
-from dlrover_run.coordination.model import NodeKey
+from dlrover_run.coordination.records.bounds import Count, Total
+from dlrover_run.coordination.records.round import NodeKey
 
 END_MARGIN = 30.0
 """Seconds after the time limit of a run in which its node must have reported its end. Then the next one may begin: the

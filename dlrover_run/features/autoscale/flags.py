@@ -11,8 +11,8 @@ from dlrover_run.command_line import checks, values
 from dlrover_run.command_line.feature import Draft, FeatureFlags
 from dlrover_run.command_line.flag import SIZE, Flag
 from dlrover_run.command_line.rdzv_conf import Key
-from dlrover_run.coordination.parts import with_part
-from dlrover_run.coordination.rules import JobRules
+from dlrover_run.coordination.records.parts import with_part
+from dlrover_run.coordination.records.rules import JobRules
 from dlrover_run.spec import SpecError
 
 if TYPE_CHECKING:

@@ -12,10 +12,12 @@ import msgspec
 from msgspec import Meta
 from msgspec.structs import replace
 
-from dlrover_run.coordination.bounds import Count, Total
-from dlrover_run.coordination.model import Plan, RoundKey
-from dlrover_run.coordination.parts import AssignmentPart, PlanPart, ReportPart
-from dlrover_run.coordination.size_choice import MeasuredSize, SizeChoice
+from dlrover_run.coordination.records.assignment import AssignmentPart
+from dlrover_run.coordination.records.bounds import Count, Total
+from dlrover_run.coordination.records.plan import Plan, PlanPart
+from dlrover_run.coordination.records.report import ReportPart
+from dlrover_run.coordination.records.round import RoundKey
+from dlrover_run.coordination.records.size_choice import MeasuredSize, SizeChoice
 from dlrover_run.features.autoscale.command import CommandResult, CommandRun
 from dlrover_run.features.autoscale.text import AutoscaleCode
 from dlrover_run.words.reasons import BoundedReasons, Reasons, render

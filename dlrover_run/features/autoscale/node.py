@@ -14,9 +14,12 @@ from msgspec.structs import replace
 
 from dlrover_run.agent.framework import AgentServices, FrameworkAdapter
 from dlrover_run.agent.result import JobResult
-from dlrover_run.coordination.bounds import MAX_TOTAL
-from dlrover_run.coordination.model import OVER, Assignment, NodeReport, RankAssignment, RoundKey
-from dlrover_run.coordination.parts import with_part
+from dlrover_run.coordination.records.assignment import Assignment
+from dlrover_run.coordination.records.bounds import MAX_TOTAL
+from dlrover_run.coordination.records.parts import with_part
+from dlrover_run.coordination.records.plan import OVER
+from dlrover_run.coordination.records.report import NodeReport
+from dlrover_run.coordination.records.round import RankAssignment, RoundKey
 from dlrover_run.features.autoscale.model import AutoscaleAssignment, AutoscaleNodeReport
 from dlrover_run.features.autoscale.scale_command import ScaleCommand
 from dlrover_run.features.autoscale.settings import AutoscaleSettings

@@ -8,9 +8,11 @@ from msgspec.structs import replace
 
 from dlrover_run.coordination.decision import DeadlineReason, deadline_if
 from dlrover_run.coordination.membership import Members
-from dlrover_run.coordination.model import NodeKey, NodePhase, Plan, PlanPhase, RankAssignment
 from dlrover_run.coordination.observer import Observation, Observer
-from dlrover_run.coordination.rules import JobRules
+from dlrover_run.coordination.records.plan import Plan, PlanPhase
+from dlrover_run.coordination.records.report import NodePhase
+from dlrover_run.coordination.records.round import NodeKey, RankAssignment
+from dlrover_run.coordination.records.rules import JobRules
 from dlrover_run.features.autoscale.command import CommandRun, Demand, follow_result, next_run
 from dlrover_run.features.autoscale.decide import decide, find_record, spares_until
 from dlrover_run.features.autoscale.measure import remaining_seconds

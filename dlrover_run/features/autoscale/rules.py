@@ -7,8 +7,7 @@ from typing import ClassVar
 
 import msgspec
 
-from dlrover_run.coordination.parts import RulesPart
-from dlrover_run.coordination.rules import NOT_FINITE, all_finite
+from dlrover_run.coordination.records.rules import NOT_FINITE, RulesPart, all_finite
 from dlrover_run.features.autoscale.model import AutoscaleAssignment, AutoscaleNodeReport, AutoscaleState, Sizes
 
 OFF, WEAK, STRONG = 0, 1, 2

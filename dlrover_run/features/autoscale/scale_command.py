@@ -12,8 +12,9 @@ from functools import partial
 
 from msgspec.structs import replace
 
-from dlrover_run.coordination.model import Assignment, NodeReport
-from dlrover_run.coordination.parts import with_part
+from dlrover_run.coordination.records.assignment import Assignment
+from dlrover_run.coordination.records.parts import with_part
+from dlrover_run.coordination.records.report import NodeReport
 from dlrover_run.events.records import Events, ScaleCommandEnded
 from dlrover_run.features.autoscale.command import CommandKey, CommandResult, CommandRun
 from dlrover_run.features.autoscale.model import AutoscaleAssignment, AutoscaleNodeReport

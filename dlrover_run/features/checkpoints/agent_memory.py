@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from dlrover_run import launch_request
-from dlrover_run.coordination.activity import MemoryUse
+from dlrover_run.coordination.records.activity import MemoryUse
 from dlrover_run.failures.causes import describe_exit_code
 from dlrover_run.processes.process import ManagedProcess, ProcessSpec, spawn
 from dlrover_run.processes.unix_sockets import messages

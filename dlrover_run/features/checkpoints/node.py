@@ -10,8 +10,8 @@ from msgspec.structs import replace
 
 from dlrover_run.agent.framework import AgentServices, FrameworkAdapter
 from dlrover_run.agent.result import JobResult
-from dlrover_run.coordination.activity import NodeActivity
-from dlrover_run.coordination.model import RoundKey
+from dlrover_run.coordination.records.activity import NodeActivity
+from dlrover_run.coordination.records.round import RoundKey
 from dlrover_run.features.checkpoints.agent_memory import DRAIN_TIMEOUT, CheckpointMemory
 from dlrover_run.features.checkpoints.settings import CheckpointSettings
 from dlrover_run.workers.feature import WorkersFeature

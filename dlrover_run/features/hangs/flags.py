@@ -9,8 +9,8 @@ from msgspec.structs import replace
 from dlrover_run.command_line import values
 from dlrover_run.command_line.feature import Draft, FeatureFlags
 from dlrover_run.command_line.flag import PROGRESS, Flag
-from dlrover_run.coordination.parts import with_part
-from dlrover_run.coordination.rules import JobRules
+from dlrover_run.coordination.records.parts import with_part
+from dlrover_run.coordination.records.rules import JobRules
 from dlrover_run.features.hangs.settings import HangSettings
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import msgspec
 
-from dlrover_run.coordination.parts import RulesPart
+from dlrover_run.coordination.records.rules import RulesPart
 
 
 class WatchRules(msgspec.Struct, RulesPart, frozen=True, forbid_unknown_fields=True):

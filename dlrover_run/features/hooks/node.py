@@ -11,7 +11,9 @@ from typing import Any
 from dlrover_run.agent.framework import AgentServices, FrameworkAdapter
 from dlrover_run.agent.node_feature import NodeRefused
 from dlrover_run.agent.result import JobResult
-from dlrover_run.coordination.model import Assignment, NodeReport, RankAssignment, RoundKey
+from dlrover_run.coordination.records.assignment import Assignment
+from dlrover_run.coordination.records.report import NodeReport
+from dlrover_run.coordination.records.round import RankAssignment, RoundKey
 from dlrover_run.features.hooks.settings import HookSettings
 from dlrover_run.processes.user_command import UserCommand
 from dlrover_run.words.reasons import Code

@@ -1,7 +1,7 @@
 """The master of the nodes of a local cluster: a process of the supervisor, which restarts it when it dies.
 
-It has no journal. A new one recovers the plan from the reports of the nodes (`coordination/recovery.py`), while the
-workers continue.
+It has no journal. A new one recovers the plan from the reports of the nodes (`coordination/rounds/recovery.py`), while
+the workers continue.
 """
 
 from __future__ import annotations

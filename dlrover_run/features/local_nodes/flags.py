@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from dlrover_run.command_line import checks, values
 from dlrover_run.command_line.feature import OWN_MASTER, Draft, FeatureFlags
 from dlrover_run.command_line.flag import Flag
-from dlrover_run.coordination.rules import JobRules
+from dlrover_run.coordination.records.rules import JobRules
 from dlrover_run.rendezvous import backends
 from dlrover_run.spec import Entrypoint, JobSpec, LocalSpec, SpecError
 from dlrover_run.words.text import counted

@@ -10,9 +10,11 @@ import msgspec
 from dlrover_run.coordination.decision import Deadline, DeadlineReason, seconds_left
 from dlrover_run.coordination.gate import Choose, Gate, Permit, Step
 from dlrover_run.coordination.membership import Members, MemberState
-from dlrover_run.coordination.model import OVER, Member, NodeKey, Plan, RankAssignment, Waiting
-from dlrover_run.coordination.ranks import display_names
-from dlrover_run.coordination.rules import JobRules
+from dlrover_run.coordination.records.assignment import Waiting
+from dlrover_run.coordination.records.plan import OVER, Plan
+from dlrover_run.coordination.records.round import Member, NodeKey, RankAssignment
+from dlrover_run.coordination.records.rules import JobRules
+from dlrover_run.coordination.rounds.ranks import display_names
 from dlrover_run.features.node_check import text
 from dlrover_run.features.node_check.decision import steps
 from dlrover_run.features.node_check.decision.model import (

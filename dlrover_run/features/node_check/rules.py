@@ -7,8 +7,7 @@ from typing import ClassVar
 
 import msgspec
 
-from dlrover_run.coordination.parts import Kind, RulesPart
-from dlrover_run.coordination.rules import NOT_FINITE, all_finite
+from dlrover_run.coordination.records.rules import NOT_FINITE, Kind, RulesPart, all_finite
 from dlrover_run.features.node_check.decision.model import (
     NodeCheckAssignment,
     NodeCheckProgress,

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 
 import msgspec
 
-from dlrover_run.coordination.bounds import MAX_WHAT
+from dlrover_run.coordination.records.bounds import MAX_WHAT
 from dlrover_run.features.node_check.decision.model import (
     MAX_LINK_PROBLEM,
     MAX_LINK_ROWS,

@@ -16,11 +16,12 @@ from dlrover_run.processes import unix_sockets
 from dlrover_run.rendezvous.client import AskFailed
 
 if TYPE_CHECKING:
-    from dlrover_run.coordination.activity import NodeActivity
-    from dlrover_run.coordination.requests import OperatorRequest, StackQuery
-    from dlrover_run.coordination.stacks import JobStacks
-    from dlrover_run.coordination.status import JobStatus
+    from dlrover_run.coordination.records.activity import NodeActivity
+    from dlrover_run.coordination.records.requests import OperatorRequest
     from dlrover_run.features.operate.protocol import AgentInfo, AgentReply, AgentRequest, JobEnding, TaskProgress
+    from dlrover_run.job_status.questions import StackQuery
+    from dlrover_run.job_status.stacks import JobStacks
+    from dlrover_run.job_status.status import JobStatus
 
 READ_TIMEOUT = 5.0
 """Seconds that a program has to send its request, and to read the reply."""

@@ -25,13 +25,14 @@ from dlrover_run.command_line.parse import CommandLine
 from dlrover_run.command_line.program import Program
 from dlrover_run.command_line.sources import FlagValues
 from dlrover_run.console.text import format_duration, sanitize
-from dlrover_run.coordination.requests import OperatorRequest, StackQuery
-from dlrover_run.coordination.stacks import JobStacks
-from dlrover_run.coordination.status import JobStatus
+from dlrover_run.coordination.records.requests import OperatorRequest
 from dlrover_run.features.operate.completion import complete_job
 from dlrover_run.features.operate.find import FoundJob, SeveralJobs, find_job
 from dlrover_run.features.operate.ids import short_id
 from dlrover_run.features.operate.pipe import drop_output
+from dlrover_run.job_status.questions import StackQuery
+from dlrover_run.job_status.stacks import JobStacks
+from dlrover_run.job_status.status import JobStatus
 from dlrover_run.rendezvous.client import AskFailed
 from dlrover_run.spec import UsageError
 from dlrover_run.words.reasons import shown_names

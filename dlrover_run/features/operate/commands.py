@@ -19,8 +19,7 @@ from dlrover_run import exit_codes
 from dlrover_run.command_line import values
 from dlrover_run.command_line.entry_point import report
 from dlrover_run.console.text import RED, colored, format_duration, sanitize, use_color
-from dlrover_run.coordination.requests import Action, OperatorRequest, StackQuery
-from dlrover_run.coordination.status import JobState, JobStatus, NodeCondition, with_readings
+from dlrover_run.coordination.records.requests import Action, OperatorRequest
 from dlrover_run.features.operate.asker import (
     FLAGS,
     MAX_DIGITS,
@@ -38,6 +37,13 @@ from dlrover_run.features.operate.job_table import REFUSED_STATE, ended_row, job
 from dlrover_run.features.operate.pipe import while_read
 from dlrover_run.features.operate.survey import group
 from dlrover_run.features.operate.text import Line, StatusLines, render_stacks, status_lines
+from dlrover_run.job_status.questions import StackQuery
+from dlrover_run.job_status.status import (
+    JobState,
+    JobStatus,
+    NodeCondition,
+    with_readings,
+)
 from dlrover_run.rendezvous.client import AskFailed
 from dlrover_run.words.text import counted
 

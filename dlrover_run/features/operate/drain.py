@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from dlrover_run.coordination.status import JobState, JobStatus, NodeCondition, NodeStatus
+from dlrover_run.job_status.status import (
+    JobState,
+    JobStatus,
+    NodeCondition,
+    NodeStatus,
+)
 from dlrover_run.words.text import counted
 
 _TRAINS_ON = frozenset({NodeCondition.TRAINING, NodeCondition.STARTING, NodeCondition.SPARE, NodeCondition.WAITING})

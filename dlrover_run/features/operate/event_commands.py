@@ -13,11 +13,11 @@ import typer
 from dlrover_run import exit_codes
 from dlrover_run.command_line.entry_point import report
 from dlrover_run.console.text import sanitize
-from dlrover_run.coordination.status import JobState, JobStatus
 from dlrover_run.features.operate.asker import REFUSED, Asker, Json, operator_command
 from dlrover_run.features.operate.completion import complete_any_job
 from dlrover_run.features.operate.ids import short_id
 from dlrover_run.features.operate.text import table
+from dlrover_run.job_status.status import JobState, JobStatus
 from dlrover_run.rendezvous.client import AskFailed
 from dlrover_run.spec import SpecError, UsageError
 from dlrover_run.words.reasons import Reasons, sentence

@@ -14,8 +14,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from dlrover_run.coordination.bounds import MAX_TOTAL
-from dlrover_run.coordination.worker_logs import MAX_NODE_BYTES, LogCursor, LogPiece, LogRequest
+from dlrover_run.coordination.records.bounds import MAX_TOTAL
+from dlrover_run.job_status.questions import (
+    MAX_NODE_BYTES,
+    LogCursor,
+    LogPiece,
+    LogRequest,
+)
 from dlrover_run.output import ring
 from dlrover_run.output.destinations import Inherited, LogFile, RankStreams, Relayed
 from dlrover_run.output.run_directory import earlier_log

@@ -8,9 +8,8 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from msgspec.structs import replace
 
-from dlrover_run.coordination.requests import StackQuery
-from dlrover_run.coordination.stacks import JobStacks
-from dlrover_run.coordination.worker_logs import MAX_CURSORS, LogCursor, LogPiece
+from dlrover_run.job_status.questions import MAX_CURSORS, LogCursor, LogPiece, StackQuery
+from dlrover_run.job_status.stacks import JobStacks
 from dlrover_run.rendezvous.client import AskFailed
 
 RETRY_INTERVAL = 0.2

@@ -10,11 +10,12 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from dlrover_run.coordination.activity import MemoryUse
-from dlrover_run.coordination.requests import OperatorRequest, StackQuery
-from dlrover_run.coordination.resource_use import NodeUse
-from dlrover_run.coordination.stacks import JobStacks
-from dlrover_run.coordination.status import JobStatus
+from dlrover_run.coordination.records.activity import MemoryUse
+from dlrover_run.coordination.records.requests import OperatorRequest
+from dlrover_run.coordination.records.resource_use import NodeUse
+from dlrover_run.job_status.questions import StackQuery
+from dlrover_run.job_status.stacks import JobStacks
+from dlrover_run.job_status.status import JobStatus
 
 MAX_REPLY = 4 * 1024 * 1024
 """The longest line that an operator's program reads: more than a status of `status.MAX_SHOWN` nodes."""

@@ -7,13 +7,19 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from dlrover_run.console.text import format_duration, sanitize
-from dlrover_run.coordination.activity import MemoryUse, NodeProgress
-from dlrover_run.coordination.size_choice import SizeChoice, WantedServers
-from dlrover_run.coordination.stacks import JobStacks, SilentNode, StackProblem
-from dlrover_run.coordination.status import JobState, JobStatus, NodeCondition, NodeStatus
+from dlrover_run.coordination.records.activity import MemoryUse
+from dlrover_run.coordination.records.size_choice import SizeChoice, WantedServers
 from dlrover_run.features.operate.ids import short_id
 from dlrover_run.features.operate.protocol import TaskProgress
 from dlrover_run.features.resources.text import NODE_HEAD, node_cells, worker_table
+from dlrover_run.job_status.progress import NodeProgress
+from dlrover_run.job_status.stacks import JobStacks, SilentNode, StackProblem
+from dlrover_run.job_status.status import (
+    JobState,
+    JobStatus,
+    NodeCondition,
+    NodeStatus,
+)
 from dlrover_run.words.text import counted, format_ranks
 
 GAP = "  "

@@ -11,7 +11,7 @@ from typing import NamedTuple, TypeVar
 
 from msgspec.structs import replace
 
-from dlrover_run.coordination.resource_use import MAX_DEVICES, DeviceUse
+from dlrover_run.coordination.records.resource_use import MAX_DEVICES, DeviceUse
 from dlrover_run.devices import holders
 from dlrover_run.devices.count import Nvml, NvmlUnavailable, open_nvml, read_gpu, select_devices
 from dlrover_run.failures.guard import guarded

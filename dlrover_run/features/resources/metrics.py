@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
-from dlrover_run.coordination.resource_use import DeviceUse, NodeUse, TaskUse
-from dlrover_run.coordination.status import JobStatus
+from dlrover_run.coordination.records.resource_use import DeviceUse, NodeUse, TaskUse
 from dlrover_run.features.operate.web.labels import JOB, Family, Sample
+from dlrover_run.job_status.status import JobStatus
 
 T = TypeVar("T")
 Labels = dict[str, str]

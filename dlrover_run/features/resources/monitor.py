@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from dlrover_run.coordination.resource_use import MAX_TASKS, NodeUse, TaskUse
+from dlrover_run.coordination.records.resource_use import MAX_TASKS, NodeUse, TaskUse
 from dlrover_run.devices import holders
 from dlrover_run.devices.capacity import usable_memory
 from dlrover_run.events.records import (

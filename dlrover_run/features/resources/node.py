@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from dlrover_run.agent.framework import AgentServices, FrameworkAdapter
 from dlrover_run.agent.node_feature import NodeFeature
 from dlrover_run.agent.result import JobResult
-from dlrover_run.coordination.activity import NodeActivity
+from dlrover_run.coordination.records.activity import NodeActivity
 from dlrover_run.events.records import Event, WorkerExited, WorkerKept, WorkerStarted
 from dlrover_run.observe.tick import EARLY, SAMPLE_INTERVAL, Activities
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, NamedTuple
 
-from dlrover_run.coordination.resource_use import TaskUse
+from dlrover_run.coordination.records.resource_use import TaskUse
 from dlrover_run.processes import signals
 
 if TYPE_CHECKING:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from dlrover_run.coordination.resource_use import DeviceUse, NodeUse, TaskUse
-from dlrover_run.coordination.status import JobStatus
+from dlrover_run.coordination.records.resource_use import DeviceUse, NodeUse, TaskUse
+from dlrover_run.job_status.status import JobStatus
 
 GIB = 2**30
 

@@ -9,8 +9,8 @@ from msgspec.structs import replace
 from dlrover_run.command_line import values
 from dlrover_run.command_line.feature import Draft, FeatureFlags
 from dlrover_run.command_line.flag import FAILURES, Flag
-from dlrover_run.coordination.parts import with_part
-from dlrover_run.coordination.rules import JobRules
+from dlrover_run.coordination.records.parts import with_part
+from dlrover_run.coordination.records.rules import JobRules
 
 if TYPE_CHECKING:
     from dlrover_run.command_line.sources import FlagValues

@@ -13,9 +13,14 @@ import msgspec
 from msgspec import Meta
 from msgspec.structs import replace
 
-from dlrover_run.coordination.activity import Seconds
-from dlrover_run.coordination.bounds import Count, Name, Port, Total
-from dlrover_run.coordination.model import RankAssignment, RoundKey
+from dlrover_run.coordination.records.bounds import (
+    Count,
+    Name,
+    Port,
+    Seconds,
+    Total,
+)
+from dlrover_run.coordination.records.round import RankAssignment, RoundKey
 from dlrover_run.features.survivors.model import Handle, Handles, SurvivorsAssignment, Uuid
 from dlrover_run.features.survivors.text import SurvivorsCode
 from dlrover_run.features.survivors.worker_record import WorkerRecord

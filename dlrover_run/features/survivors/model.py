@@ -7,14 +7,22 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 from msgspec import Meta
 
-from dlrover_run.coordination.activity import Seconds
-from dlrover_run.coordination.bounds import Count, Name, NodeId, Port
-from dlrover_run.coordination.model import NodeKey, RoundKey
-from dlrover_run.coordination.parts import AssignmentPart, PlanPart, ReportPart
+from dlrover_run.coordination.records.assignment import AssignmentPart
+from dlrover_run.coordination.records.bounds import (
+    Count,
+    Name,
+    NodeId,
+    Port,
+    Seconds,
+)
+from dlrover_run.coordination.records.plan import PlanPart
+from dlrover_run.coordination.records.report import ReportPart
+from dlrover_run.coordination.records.round import NodeKey, RoundKey
 from dlrover_run.words.reasons import BoundedReasons
 
 if TYPE_CHECKING:
-    from dlrover_run.coordination.model import NodeReport, Plan
+    from dlrover_run.coordination.records.plan import Plan
+    from dlrover_run.coordination.records.report import NodeReport
 
 MAX_GROUP = 1024
 """Workers of a group that is formed in place. Each of them receives the handles of all, so the size of what is sent

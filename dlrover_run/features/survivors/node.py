@@ -7,7 +7,10 @@ from typing import Any
 
 from dlrover_run.agent.framework import AgentServices, FrameworkAdapter
 from dlrover_run.agent.result import JobResult
-from dlrover_run.coordination.model import Assignment, NodeReport, PlanPhase, RankAssignment, RoundKey
+from dlrover_run.coordination.records.assignment import Assignment
+from dlrover_run.coordination.records.plan import PlanPhase
+from dlrover_run.coordination.records.report import NodeReport
+from dlrover_run.coordination.records.round import RankAssignment, RoundKey
 from dlrover_run.features.survivors.survivors import Survivors
 from dlrover_run.workers.feature import WorkersFeature
 from dlrover_run.workers.round import WorkerRound

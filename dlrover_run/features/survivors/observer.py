@@ -11,9 +11,11 @@ from collections.abc import Mapping, Sequence
 from msgspec.structs import replace
 
 from dlrover_run.coordination.membership import Members, MemberState
-from dlrover_run.coordination.model import NodeKey, NodePhase, Plan, PlanPhase, RankAssignment
 from dlrover_run.coordination.observer import Observation, Observer
-from dlrover_run.coordination.rules import JobRules
+from dlrover_run.coordination.records.plan import Plan, PlanPhase
+from dlrover_run.coordination.records.report import NodePhase
+from dlrover_run.coordination.records.round import NodeKey, RankAssignment
+from dlrover_run.coordination.records.rules import JobRules
 from dlrover_run.features.survivors.model import (
     MAX_GROUP,
     Formation,

@@ -9,8 +9,10 @@ from collections.abc import Callable, Mapping
 
 from msgspec.structs import replace
 
-from dlrover_run.coordination.model import Assignment, NodeKey, NodeReport, RankAssignment, RoundKey
-from dlrover_run.coordination.parts import with_part
+from dlrover_run.coordination.records.assignment import Assignment
+from dlrover_run.coordination.records.parts import with_part
+from dlrover_run.coordination.records.report import NodeReport
+from dlrover_run.coordination.records.round import NodeKey, RankAssignment, RoundKey
 from dlrover_run.features.survivors import line
 from dlrover_run.features.survivors.group_store import GroupStore
 from dlrover_run.features.survivors.line import Formed, WorkerHello

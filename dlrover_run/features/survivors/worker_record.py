@@ -19,7 +19,7 @@ from typing import NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from dlrover_run.coordination.model import RoundKey
+from dlrover_run.coordination.records.round import RoundKey
 from dlrover_run.features.survivors.model import Formation, Store, SurvivorsAssignment, SurvivorsReport
 from dlrover_run.words.reasons import Reasons
 

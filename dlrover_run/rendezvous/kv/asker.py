@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from dlrover_run.coordination.requests import OperatorRequest, StackQuery
-from dlrover_run.coordination.stacks import JobStacks
-from dlrover_run.coordination.status import JobStatus
+from dlrover_run.coordination.records.requests import OperatorRequest
+from dlrover_run.job_status.questions import StackQuery
+from dlrover_run.job_status.stacks import JobStacks
+from dlrover_run.job_status.status import JobStatus
 from dlrover_run.rendezvous import kinds
 from dlrover_run.rendezvous.kv.records import Keys
 from dlrover_run.rendezvous.kv.requests import ask_store

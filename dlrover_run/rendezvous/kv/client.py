@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from dlrover_run.coordination.coordinator import RETURN_GRACE
-from dlrover_run.coordination.model import OVER, NodePhase, NodeReport
 from dlrover_run.coordination.programs import describe_mixed_programs, describe_other_program, differs
-from dlrover_run.coordination.requests import OperatorRequest
-from dlrover_run.coordination.rules import JobRules
-from dlrover_run.coordination.validation import config_mismatch, wrong_job_kind
+from dlrover_run.coordination.records.plan import OVER
+from dlrover_run.coordination.records.report import NodePhase, NodeReport
+from dlrover_run.coordination.records.requests import OperatorRequest
+from dlrover_run.coordination.records.rules import JobRules
+from dlrover_run.coordination.records.validation import config_mismatch, wrong_job_kind
 from dlrover_run.rendezvous import cut_off, kinds
 from dlrover_run.rendezvous.client import OnChange
 from dlrover_run.rendezvous.kv.election import Election
@@ -51,9 +52,9 @@ from dlrover_run.transport.messages import InvalidMessage, decode_rules
 from dlrover_run.words.text import join_address
 
 if TYPE_CHECKING:
-    from dlrover_run.coordination.requests import StackQuery
-    from dlrover_run.coordination.stacks import JobStacks
-    from dlrover_run.coordination.status import JobStatus
+    from dlrover_run.job_status.questions import StackQuery
+    from dlrover_run.job_status.stacks import JobStacks
+    from dlrover_run.job_status.status import JobStatus
 
 
 MIN_LEASE = 2

@@ -7,10 +7,11 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from dlrover_run.coordination.bounds import MAX_ERROR_TEXT
 from dlrover_run.coordination.driver import ERROR_RETRY
-from dlrover_run.coordination.model import OVER, NodeKey
-from dlrover_run.coordination.rules import JobRules
+from dlrover_run.coordination.records.bounds import MAX_ERROR_TEXT
+from dlrover_run.coordination.records.plan import OVER
+from dlrover_run.coordination.records.round import NodeKey
+from dlrover_run.coordination.records.rules import JobRules
 from dlrover_run.rendezvous.client import AssignmentTracker
 from dlrover_run.rendezvous.kv.leader import StoreLeader
 from dlrover_run.rendezvous.kv.records import Keys

@@ -15,11 +15,13 @@ from typing import NamedTuple
 
 from dlrover_run.coordination.coordinator import Coordinator
 from dlrover_run.coordination.driver import Answer, Disconnected, Driver, Paused, Requested
-from dlrover_run.coordination.model import OVER, NodeKey, NodePhase, NodeReport
-from dlrover_run.coordination.requests import OperatorRequest
-from dlrover_run.coordination.rules import MAX_NODES, RESULT_RETENTION, JobRules
+from dlrover_run.coordination.records.plan import OVER
+from dlrover_run.coordination.records.report import NodePhase, NodeReport
+from dlrover_run.coordination.records.requests import OperatorRequest
+from dlrover_run.coordination.records.round import NodeKey
+from dlrover_run.coordination.records.rules import MAX_NODES, RESULT_RETENTION, JobRules
+from dlrover_run.coordination.records.validation import wrong_job_kind
 from dlrover_run.coordination.take_over import misfit
-from dlrover_run.coordination.validation import wrong_job_kind
 from dlrover_run.rendezvous.failure_detector import StallDetector
 from dlrover_run.rendezvous.kv.records import (
     Keys,

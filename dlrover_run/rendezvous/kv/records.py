@@ -28,11 +28,13 @@ from urllib.parse import quote
 
 import msgspec
 
-from dlrover_run.coordination.assignment import EMPTY_VIEW, common_assignment, with_view
 from dlrover_run.coordination.coordinator import Coordinator
-from dlrover_run.coordination.model import OVER, Assignment, NodeKey, NodeView, Plan, Waiting
-from dlrover_run.coordination.parts import AssignmentPart, combine, join, split
+from dlrover_run.coordination.node_views import EMPTY_VIEW, common_assignment, with_view
 from dlrover_run.coordination.programs import job_program
+from dlrover_run.coordination.records.assignment import Assignment, AssignmentPart, NodeView, Waiting, join, split
+from dlrover_run.coordination.records.parts import combine
+from dlrover_run.coordination.records.plan import OVER, Plan
+from dlrover_run.coordination.records.round import NodeKey
 from dlrover_run.features.registry import decode_part
 from dlrover_run.transport.messages import InvalidMessage, RuleValues, encode_rules
 

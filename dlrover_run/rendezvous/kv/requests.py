@@ -14,10 +14,10 @@ from collections.abc import AsyncIterator, Sequence
 import msgspec
 
 from dlrover_run.coordination.coordinator import Coordinator
-from dlrover_run.coordination.model import NodeReport
-from dlrover_run.coordination.requests import OperatorRequest
-from dlrover_run.coordination.status import JobStatus
+from dlrover_run.coordination.records.report import NodeReport
+from dlrover_run.coordination.records.requests import OperatorRequest
 from dlrover_run.coordination.take_over import misfit
+from dlrover_run.job_status.status import JobStatus
 from dlrover_run.rendezvous.client import AskFailed
 from dlrover_run.rendezvous.kv.records import Keys, RequestAnswer, StoredPlan, decode_record, encode_record
 from dlrover_run.store.operations import (

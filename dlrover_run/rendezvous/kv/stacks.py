@@ -13,10 +13,16 @@ from collections.abc import Callable
 
 import msgspec
 
-from dlrover_run.coordination import stacks
-from dlrover_run.coordination.model import NodeKey
-from dlrover_run.coordination.requests import RequestFailed, StackQuery
-from dlrover_run.coordination.stacks import JobStacks, NodeStacks, StackRequest, nodes_to_ask
+from dlrover_run.coordination.records.requests import RequestFailed
+from dlrover_run.coordination.records.round import NodeKey
+from dlrover_run.job_status import stacks
+from dlrover_run.job_status.questions import StackQuery
+from dlrover_run.job_status.stacks import (
+    JobStacks,
+    NodeStacks,
+    StackRequest,
+    nodes_to_ask,
+)
 from dlrover_run.rendezvous.client import AskFailed, StackSource
 from dlrover_run.rendezvous.find_stacks import find_stacks
 from dlrover_run.rendezvous.kv.records import Keys, decode_record, encode_record

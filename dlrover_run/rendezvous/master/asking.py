@@ -17,9 +17,10 @@ from dlrover_run.transport.connection import Connect, Connection, ConnectionLost
 from dlrover_run.transport.messages import Answered, Ask
 
 if TYPE_CHECKING:
-    from dlrover_run.coordination.requests import OperatorRequest, StackQuery
-    from dlrover_run.coordination.stacks import JobStacks
-    from dlrover_run.coordination.status import JobStatus
+    from dlrover_run.coordination.records.requests import OperatorRequest
+    from dlrover_run.job_status.questions import StackQuery
+    from dlrover_run.job_status.stacks import JobStacks
+    from dlrover_run.job_status.status import JobStatus
 
 Part = TypeVar("Part")
 
@@ -43,7 +44,7 @@ async def ask_master(
 ) -> JobStatus:
     """The status of a job, over a connection of its own. The caller limits the time. Raises AskFailed."""
     # Imported only here: a node that joins does not wait for it.
-    from dlrover_run.coordination.status import JobStatus
+    from dlrover_run.job_status.status import JobStatus
 
     answer = await send_question(spec, job, Ask(request), connect, place)
     status = _decoded(spec, answer.status, JobStatus)
@@ -56,7 +57,7 @@ async def ask_master_for_stacks(
     spec: kinds.Master, job: str, query: StackQuery, connect: Connect = GrpcConnection, place: str = ""
 ) -> JobStacks:
     """The stacks of a job's workers, over a connection of its own. The caller limits the time. Raises AskFailed."""
-    from dlrover_run.coordination.stacks import JobStacks
+    from dlrover_run.job_status.stacks import JobStacks
 
     answer = await send_question(spec, job, Ask(stacks=query), connect, place)
     stacks = _decoded(spec, answer.stacks, JobStacks)

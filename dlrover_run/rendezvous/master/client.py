@@ -12,9 +12,13 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec.structs import replace
 
-from dlrover_run.coordination.model import Assignment, NodeReport, PlanPhase, RoundKey
-from dlrover_run.coordination.quorum import LostMaster
-from dlrover_run.coordination.requests import OperatorRequest, RequestFailed, StackQuery
+from dlrover_run.coordination.records.assignment import Assignment
+from dlrover_run.coordination.records.plan import PlanPhase
+from dlrover_run.coordination.records.report import NodeReport
+from dlrover_run.coordination.records.requests import OperatorRequest, RequestFailed
+from dlrover_run.coordination.records.round import RoundKey
+from dlrover_run.coordination.rounds.quorum import LostMaster
+from dlrover_run.job_status.questions import StackQuery
 from dlrover_run.rendezvous import cut_off, kinds
 from dlrover_run.rendezvous.client import AskFailed, AssignmentTracker, OnChange, ask_source
 from dlrover_run.rendezvous.master import succession
@@ -45,8 +49,8 @@ from dlrover_run.transport.messages import Ask, InvalidMessage, StacksFound, Sta
 from dlrover_run.words.text import join_address
 
 if TYPE_CHECKING:
-    from dlrover_run.coordination.stacks import JobStacks
-    from dlrover_run.coordination.status import JobStatus
+    from dlrover_run.job_status.stacks import JobStacks
+    from dlrover_run.job_status.status import JobStatus
 
 
 class MasterClient(RemoteClient):

@@ -7,7 +7,9 @@ import contextlib
 import os
 from collections.abc import Iterable
 
-from dlrover_run.coordination.model import OVER, Assignment, PlanPhase, RankAssignment
+from dlrover_run.coordination.records.assignment import Assignment
+from dlrover_run.coordination.records.plan import OVER, PlanPhase
+from dlrover_run.coordination.records.round import RankAssignment
 from dlrover_run.processes import tree
 
 END_TIMEOUT = 3.0

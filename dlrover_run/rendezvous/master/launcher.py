@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dlrover_run.coordination.quorum import LostMaster
+from dlrover_run.coordination.rounds.quorum import LostMaster
 from dlrover_run.launch_request import memory_file
 from dlrover_run.processes.process import ManagedProcess, ProcessSpec, spawn
 from dlrover_run.rendezvous import kinds

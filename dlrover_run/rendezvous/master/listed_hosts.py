@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from dlrover_run.coordination.model import MAX_SUCCESSORS
+from dlrover_run.coordination.records.assignment import MAX_SUCCESSORS
 from dlrover_run.transport.addresses import Address, UnresolvedHost, is_local_address, resolve, route_source
 
 

@@ -8,16 +8,23 @@ from __future__ import annotations
 
 import msgspec
 
-from dlrover_run.coordination.activity import Received
-from dlrover_run.coordination.assignment import continued_assignment
+from dlrover_run.coordination.activities import Received
 from dlrover_run.coordination.membership import MemberState
-from dlrover_run.coordination.model import NodeKey, NodeReport, Plan, PlanPhase
-from dlrover_run.coordination.recovery import latest_round, recover_plan
-from dlrover_run.coordination.requests import StackQuery
-from dlrover_run.coordination.rules import JobRules
-from dlrover_run.coordination.stacks import JobStacks, NodeStacks, StackRequest, nodes_to_ask
-from dlrover_run.coordination.status import JobStatus, JobView, job_status
+from dlrover_run.coordination.node_views import continued_assignment
+from dlrover_run.coordination.records.plan import Plan, PlanPhase
+from dlrover_run.coordination.records.report import NodeReport
+from dlrover_run.coordination.records.round import NodeKey
+from dlrover_run.coordination.records.rules import JobRules
+from dlrover_run.coordination.rounds.recovery import latest_round, recover_plan
 from dlrover_run.features.registry import job_of
+from dlrover_run.job_status.questions import StackQuery
+from dlrover_run.job_status.stacks import (
+    JobStacks,
+    NodeStacks,
+    StackRequest,
+    nodes_to_ask,
+)
+from dlrover_run.job_status.status import JobStatus, JobView, job_status
 from dlrover_run.words.reasons import sentence
 
 

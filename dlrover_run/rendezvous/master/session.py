@@ -11,8 +11,9 @@ import secrets
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from dlrover_run.coordination.model import Assignment, NodeReport
-from dlrover_run.coordination.rules import JobRules
+from dlrover_run.coordination.records.assignment import Assignment
+from dlrover_run.coordination.records.report import NodeReport
+from dlrover_run.coordination.records.rules import JobRules
 from dlrover_run.rendezvous.failure_detector import FailureDetector
 from dlrover_run.transport import auth, messages
 from dlrover_run.transport.connection import Connection, ConnectionLost

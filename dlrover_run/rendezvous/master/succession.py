@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from typing import NamedTuple
 
-from dlrover_run.coordination.quorum import LostMaster, needed_members
-from dlrover_run.coordination.rules import JobRules
+from dlrover_run.coordination.records.rules import JobRules
+from dlrover_run.coordination.rounds.quorum import LostMaster, needed_members
 from dlrover_run.rendezvous import reach
 from dlrover_run.rendezvous.master.listed_hosts import ListedHosts
 from dlrover_run.rendezvous.reach import Reach

@@ -21,14 +21,13 @@ from scripted_agent import FINISHED, Answer, ScriptedAgent, gathering, over, ran
 from dlrover_run import exit_codes
 from dlrover_run.agent.node_state import build_failure
 from dlrover_run.agent.result import JobEnd, resolve_result, worker_results
-from dlrover_run.coordination.bounds import MAX_TRACE
-from dlrover_run.coordination.model import (
-    Assignment,
+from dlrover_run.coordination.records.assignment import Assignment
+from dlrover_run.coordination.records.bounds import MAX_TRACE
+from dlrover_run.coordination.records.plan import PlanPhase
+from dlrover_run.coordination.records.report import NodePhase, NodeReport
+from dlrover_run.coordination.records.round import (
     Failure,
-    NodePhase,
-    NodeReport,
     PlannedChange,
-    PlanPhase,
     RankAssignment,
     RoundKey,
 )

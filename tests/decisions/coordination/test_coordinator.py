@@ -8,12 +8,14 @@ from node_truth import Truth
 from policy_parts import check_rules
 from virtual_job import KILLED, VirtualJob, play, rules
 
-from dlrover_run.coordination.assignment import _NOT_SENT_APART, affects_nodes
 from dlrover_run.coordination.coordinator import OWN_EPOCHS, RETURN_GRACE, Coordinator
-from dlrover_run.coordination.model import Member, NodeKey, NodePhase, NodeReport, Plan, PlanPhase, RoundKey
-from dlrover_run.coordination.recovery import recover_plan
-from dlrover_run.coordination.round_ranks import rank_assignments
-from dlrover_run.coordination.rules import JobRules
+from dlrover_run.coordination.node_views import _NOT_SENT_APART, affects_nodes
+from dlrover_run.coordination.records.plan import Plan, PlanPhase
+from dlrover_run.coordination.records.report import NodePhase, NodeReport
+from dlrover_run.coordination.records.round import Member, NodeKey, RoundKey
+from dlrover_run.coordination.records.rules import JobRules
+from dlrover_run.coordination.rounds.ranks import rank_assignments
+from dlrover_run.coordination.rounds.recovery import recover_plan
 from dlrover_run.features.node_check.decision.model import NodeCheckState
 from dlrover_run.features.node_check.decision.round import CHECK_MARGIN
 from dlrover_run.features.node_check.rules import CHECK_ONCE

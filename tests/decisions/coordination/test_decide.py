@@ -13,9 +13,16 @@ from virtual_job import KILLED, LOST_PEER, VirtualJob, play, rules
 
 from dlrover_run.coordination.decide import decide
 from dlrover_run.coordination.membership import MemberState
-from dlrover_run.coordination.model import Failure, Member, NodeKey, NodePhase, NodeReport, Plan, PlanPhase, RoundKey
-from dlrover_run.coordination.round_ranks import rank_assignments
-from dlrover_run.coordination.rules import JobRules
+from dlrover_run.coordination.records.plan import Plan, PlanPhase
+from dlrover_run.coordination.records.report import NodePhase, NodeReport
+from dlrover_run.coordination.records.round import (
+    Failure,
+    Member,
+    NodeKey,
+    RoundKey,
+)
+from dlrover_run.coordination.records.rules import JobRules
+from dlrover_run.coordination.rounds.ranks import rank_assignments
 from dlrover_run.features.registry import job_of
 from dlrover_run.features.survivors.rules import SurvivorsRules
 from dlrover_run.words.reasons import Code, sentence

@@ -23,9 +23,12 @@ from dlrover_run.coordination.driver import (
     Requested,
     Writes,
 )
-from dlrover_run.coordination.model import Assignment, NodeKey, NodePhase, NodeReport, Plan, PlanPhase, RoundKey
-from dlrover_run.coordination.requests import JUST_BEGUN, Action, OperatorRequest
-from dlrover_run.coordination.rules import JobRules
+from dlrover_run.coordination.records.assignment import Assignment
+from dlrover_run.coordination.records.plan import Plan, PlanPhase
+from dlrover_run.coordination.records.report import NodePhase, NodeReport
+from dlrover_run.coordination.records.requests import JUST_BEGUN, Action, OperatorRequest
+from dlrover_run.coordination.records.round import NodeKey, RoundKey
+from dlrover_run.coordination.records.rules import JobRules
 from dlrover_run.words.reasons import render
 
 SCALE = OperatorRequest(Action.SCALE, min_nodes=1, max_nodes=1)

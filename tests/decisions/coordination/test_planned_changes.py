@@ -8,12 +8,12 @@ import msgspec
 import pytest
 from virtual_job import VirtualJob, play, rules
 
-from dlrover_run.coordination import planned_changes
 from dlrover_run.coordination.decide import decide
-from dlrover_run.coordination.gathering import eligible
-from dlrover_run.coordination.model import PlanPhase
-from dlrover_run.coordination.requests import RequestFailed
-from dlrover_run.coordination.rules import SCALE_WAIT
+from dlrover_run.coordination.records.plan import PlanPhase
+from dlrover_run.coordination.records.requests import RequestFailed
+from dlrover_run.coordination.records.rules import SCALE_WAIT
+from dlrover_run.coordination.rounds import planned_changes
+from dlrover_run.coordination.rounds.gathering import eligible
 from dlrover_run.features.operate.scale import decision
 from dlrover_run.features.operate.text import render_status
 
@@ -208,7 +208,7 @@ DEFECTS = {
 def test_a_planted_defect_is_found(name: str, wrong: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planned_changes, name, wrong)
     if name == "note_checkpoints":
-        monkeypatch.setattr("dlrover_run.coordination.rounds.note_checkpoints", wrong)
+        monkeypatch.setattr("dlrover_run.coordination.rounds.round_engine.note_checkpoints", wrong)
     failed = []
     for title, script in SCRIPTS.items():
         try:

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from virtual_job import VirtualJob, rules
 
 from dlrover_run.coordination.membership import MemberState
-from dlrover_run.coordination.model import Member, NodeReport, Plan, PlanPhase, RoundKey
-from dlrover_run.coordination.ranks import assign_ranks, natural_order
-from dlrover_run.coordination.round_ranks import rank_assignments
+from dlrover_run.coordination.records.plan import Plan, PlanPhase
+from dlrover_run.coordination.records.report import NodeReport
+from dlrover_run.coordination.records.round import Member, RoundKey
+from dlrover_run.coordination.rounds.ranks import assign_ranks, natural_order, rank_assignments
 
 
 def node(

@@ -8,7 +8,9 @@ import msgspec
 import pytest
 from scripted_agent import Emitted, rank_assignment
 
-from dlrover_run.coordination.model import Assignment, Failure, PlanPhase, Waiting
+from dlrover_run.coordination.records.assignment import Assignment, Waiting
+from dlrover_run.coordination.records.plan import PlanPhase
+from dlrover_run.coordination.records.round import Failure
 from dlrover_run.events.event_log import AssignmentEvents, changes, event_log_path
 from dlrover_run.events.records import (
     CheckEnded,

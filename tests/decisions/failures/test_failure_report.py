@@ -30,7 +30,7 @@ from dlrover_run.console.rounds import (
     render_waiting,
 )
 from dlrover_run.console.text import format_duration, use_color
-from dlrover_run.coordination.model import Failure
+from dlrover_run.coordination.records.round import Failure
 from dlrover_run.failures.causes import root_cause
 from dlrover_run.failures.worker_exit import RecordedError, WorkerExit
 from dlrover_run.words.text import format_ranks

@@ -18,7 +18,7 @@ from virtual_loop import run_virtually
 
 from dlrover_run.agent.result import JobResult
 from dlrover_run.command_line import credentials
-from dlrover_run.coordination.model import Failure
+from dlrover_run.coordination.records.round import Failure
 from dlrover_run.exit_reasons import ExitReason
 from dlrover_run.failures.worker_exit import WorkerExit
 from dlrover_run.features.local_nodes import cluster_master

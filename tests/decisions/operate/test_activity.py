@@ -6,18 +6,17 @@ import msgspec
 import pytest
 from virtual_job import VirtualJob, rules
 
-from dlrover_run.coordination.activity import (
+from dlrover_run.coordination.records.activity import (
     MAX_TASKS,
     NodeActivity,
-    NodeProgress,
     PhaseTimes,
     TaskActivity,
-    node_progress,
 )
-from dlrover_run.coordination.model import NodePhase, NodeReport
-from dlrover_run.coordination.status import JobStatus, NodeStatus
+from dlrover_run.coordination.records.report import NodePhase, NodeReport
 from dlrover_run.features.operate.protocol import TaskProgress
 from dlrover_run.features.operate.text import render_status
+from dlrover_run.job_status.progress import NodeProgress, node_progress
+from dlrover_run.job_status.status import JobStatus, NodeStatus
 from dlrover_run.observe.activity_report import MIN_INTERVAL, ActivityReport, with_activity
 from dlrover_run.observe.page import Phase, Progress, StepSource
 from dlrover_run.observe.tick import Activities, Activity

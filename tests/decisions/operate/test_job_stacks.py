@@ -7,10 +7,12 @@ import msgspec
 import pytest
 from virtual_job import VirtualJob, rules
 
-from dlrover_run.coordination import stacks
-from dlrover_run.coordination.model import NodeKey
-from dlrover_run.coordination.requests import RequestFailed, StackQuery
-from dlrover_run.coordination.stacks import (
+from dlrover_run.coordination.records.requests import RequestFailed
+from dlrover_run.coordination.records.round import NodeKey
+from dlrover_run.features.operate.text import PROBLEMS, render_stacks
+from dlrover_run.job_status import stacks
+from dlrover_run.job_status.questions import StackQuery
+from dlrover_run.job_status.stacks import (
     FoldedStack,
     JobStacks,
     MissingStacks,
@@ -22,7 +24,6 @@ from dlrover_run.coordination.stacks import (
     StackRequest,
     nodes_to_ask,
 )
-from dlrover_run.features.operate.text import PROBLEMS, render_stacks
 from dlrover_run.transport.messages import (
     MAX_MASTER_MESSAGE,
     MAX_NODE_MESSAGE,

@@ -10,10 +10,9 @@ from node_truth import Truth
 from policy_parts import check_part
 from virtual_job import KILLED, VirtualJob, rules
 
-from dlrover_run.coordination import status as status_records
-from dlrover_run.coordination.model import NodePhase, PlanPhase
-from dlrover_run.coordination.requests import Action, OperatorRequest, RequestFailed
-from dlrover_run.coordination.status import JobState, JobStatus, NodeCondition, NodeStatus
+from dlrover_run.coordination.records.plan import PlanPhase
+from dlrover_run.coordination.records.report import NodePhase
+from dlrover_run.coordination.records.requests import Action, OperatorRequest, RequestFailed
 from dlrover_run.features.node_check.rules import CHECK_ONCE
 from dlrover_run.features.operate.drain import drain_problem
 from dlrover_run.features.operate.ids import short_ids
@@ -22,6 +21,13 @@ from dlrover_run.features.operate.logs import parse_since
 from dlrover_run.features.operate.protocol import AgentInfo, TaskProgress
 from dlrover_run.features.operate.survey import choose, group
 from dlrover_run.features.operate.text import Effectiveness, render_status
+from dlrover_run.job_status import status as status_records
+from dlrover_run.job_status.status import (
+    JobState,
+    JobStatus,
+    NodeCondition,
+    NodeStatus,
+)
 from dlrover_run.spec import SpecError
 from dlrover_run.words.reasons import Code, codes
 

@@ -10,9 +10,9 @@ from virtual_job import VirtualJob, rules
 from dlrover_run import exit_codes
 from dlrover_run.command_line import help as pages
 from dlrover_run.command_line.program import DLROVER_RUN
-from dlrover_run.coordination.requests import OperatorRequest
-from dlrover_run.coordination.status import JobStatus
+from dlrover_run.coordination.records.requests import OperatorRequest
 from dlrover_run.features.operate import asker
+from dlrover_run.job_status.status import JobStatus
 from dlrover_run.rendezvous.client import AskFailed
 
 

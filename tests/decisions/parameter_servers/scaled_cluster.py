@@ -14,10 +14,10 @@ from policy_parts import tasks_of
 from virtual_cluster import LEFT, OUT_OF_MEMORY, VirtualCluster
 
 from dlrover_run.coordination.coordinator import Coordinator
-from dlrover_run.coordination.model import PlanPhase
-from dlrover_run.coordination.parts import with_part
-from dlrover_run.coordination.requests import Action, OperatorRequest
-from dlrover_run.coordination.rules import JobRules
+from dlrover_run.coordination.records.parts import with_part
+from dlrover_run.coordination.records.plan import PlanPhase
+from dlrover_run.coordination.records.requests import Action, OperatorRequest
+from dlrover_run.coordination.records.rules import JobRules
 from dlrover_run.features.autoscale.model import AutoscaleState
 from dlrover_run.features.autoscale.rules import STRONG, AutoscaleRules
 from tf_ps_runner.cluster.choice import ReplicaChoice, ServersChoice

@@ -26,7 +26,7 @@ rules.ROLES[SPARE] = rules.RoleSpec(
 from virtual_cluster import KILLED, SUCCESS, VirtualCluster  # noqa: E402
 from virtual_cluster import rules as job_rules  # noqa: E402
 
-from dlrover_run.coordination.model import PlanPhase  # noqa: E402
+from dlrover_run.coordination.records.plan import PlanPhase  # noqa: E402
 from dlrover_run.environment.records import Detected  # noqa: E402
 from dlrover_run.failures.worker_exit import WorkerExit  # noqa: E402
 from dlrover_run.spec import FlagValue  # noqa: E402

@@ -10,10 +10,10 @@ from msgspec.structs import replace
 from scaled_cluster import LIMITS, TICK, Model, ScaledCluster, autoscaled
 from virtual_cluster import OUT_OF_MEMORY, SUCCESS, VirtualCluster, rules
 
-from dlrover_run.coordination.model import PlanPhase
-from dlrover_run.coordination.requests import RequestFailed
-from dlrover_run.coordination.size_choice import SizeChoice
-from dlrover_run.coordination.validation import config_mismatch
+from dlrover_run.coordination.records.plan import PlanPhase
+from dlrover_run.coordination.records.requests import RequestFailed
+from dlrover_run.coordination.records.size_choice import SizeChoice
+from dlrover_run.coordination.records.validation import config_mismatch
 from dlrover_run.features.autoscale.measure import Estimate
 from dlrover_run.features.autoscale.model import Condition
 from dlrover_run.features.autoscale.rules import AutoscaleRules

@@ -9,9 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from virtual_cluster import KILLED, LEFT, OUT_OF_MEMORY, REPEATED, SUCCESS, VirtualCluster, play, rules
 
-from dlrover_run.coordination.model import NodeKey, NodePhase, PlanPhase
-from dlrover_run.coordination.requests import Action, OperatorRequest, RequestFailed
-from dlrover_run.coordination.rules import JobRules
+from dlrover_run.coordination.records.plan import PlanPhase
+from dlrover_run.coordination.records.report import NodePhase
+from dlrover_run.coordination.records.requests import Action, OperatorRequest, RequestFailed
+from dlrover_run.coordination.records.round import NodeKey
+from dlrover_run.coordination.records.rules import JobRules
 from dlrover_run.words.reasons import render
 from tf_ps_runner.cluster.model import DesiredReplicas, Role, Stage, TaskStage
 from tf_ps_runner.cluster.placement import spread

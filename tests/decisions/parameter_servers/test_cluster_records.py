@@ -10,21 +10,14 @@ from master_node import status
 from msgspec.structs import replace
 from policy_parts import cluster_of, cluster_rules, order_of
 
-from dlrover_run.coordination.bounds import MAX_TRACE, MAX_WHAT
 from dlrover_run.coordination.coordinator import Coordinator
-from dlrover_run.coordination.model import (
-    Assignment,
-    Member,
-    NodeKey,
-    NodePhase,
-    NodeReport,
-    Plan,
-    PlanPhase,
-    RoundKey,
-    Waiting,
-)
-from dlrover_run.coordination.rules import JobRules
-from dlrover_run.coordination.validation import MAX_ROUND, config_mismatch, validate_report
+from dlrover_run.coordination.records.assignment import Assignment, Waiting
+from dlrover_run.coordination.records.bounds import MAX_TRACE, MAX_WHAT
+from dlrover_run.coordination.records.plan import Plan, PlanPhase
+from dlrover_run.coordination.records.report import NodePhase, NodeReport
+from dlrover_run.coordination.records.round import Member, NodeKey, RoundKey
+from dlrover_run.coordination.records.rules import JobRules
+from dlrover_run.coordination.records.validation import MAX_ROUND, config_mismatch, validate_report
 from dlrover_run.rendezvous.client import AssignmentTracker
 from dlrover_run.rendezvous.kv.records import (
     BucketMessage,

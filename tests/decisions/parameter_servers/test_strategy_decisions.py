@@ -11,9 +11,10 @@ import pytest
 from policy_parts import cluster_of
 
 from dlrover_run.coordination.membership import Members, MemberState
-from dlrover_run.coordination.model import NodeReport, Plan, PlanPhase
-from dlrover_run.coordination.requests import Action, OperatorRequest, RequestFailed
-from dlrover_run.coordination.rules import JobRules
+from dlrover_run.coordination.records.plan import Plan, PlanPhase
+from dlrover_run.coordination.records.report import NodeReport
+from dlrover_run.coordination.records.requests import Action, OperatorRequest, RequestFailed
+from dlrover_run.coordination.records.rules import JobRules
 from dlrover_run.words.reasons import render
 from tf_ps_runner.cluster.engine import ClusterEngine
 from tf_ps_runner.cluster.model import (

@@ -9,9 +9,10 @@ import msgspec
 from policy_parts import cluster_of, tasks_of
 
 from dlrover_run.coordination.coordinator import Coordinator
-from dlrover_run.coordination.model import NodePhase, NodeReport, Plan
-from dlrover_run.coordination.requests import Action, OperatorRequest
-from dlrover_run.coordination.rules import JobRules
+from dlrover_run.coordination.records.plan import Plan
+from dlrover_run.coordination.records.report import NodePhase, NodeReport
+from dlrover_run.coordination.records.requests import Action, OperatorRequest
+from dlrover_run.coordination.records.rules import JobRules
 from dlrover_run.words.reasons import render
 from tf_ps_runner.cluster.engine import ClusterEngine
 from tf_ps_runner.cluster.model import (

@@ -9,9 +9,11 @@ from collections.abc import Sequence
 import pytest
 from harness import WAIT
 
-from dlrover_run.coordination.assignment import choose_peers
 from dlrover_run.coordination.membership import Members, MemberState
-from dlrover_run.coordination.model import MAX_PEERS, NodeKey, NodeReport, Peer
+from dlrover_run.coordination.node_views import choose_peers
+from dlrover_run.coordination.records.assignment import MAX_PEERS, Peer
+from dlrover_run.coordination.records.report import NodeReport
+from dlrover_run.coordination.records.round import NodeKey
 from dlrover_run.processes.ports import HeldPort
 from dlrover_run.rendezvous import cut_off
 from dlrover_run.rendezvous.cut_off import PROBE_INTERVAL, CutOffDetector, reaches

@@ -11,19 +11,16 @@ from hypothesis import strategies as st
 from master_node import status
 from scripted_agent import rank_assignment
 
-from dlrover_run.coordination.model import (
-    Assignment,
+from dlrover_run.coordination.records.assignment import Assignment, NodeView, Waiting
+from dlrover_run.coordination.records.plan import Plan, PlanPhase
+from dlrover_run.coordination.records.report import NodeReport
+from dlrover_run.coordination.records.round import (
     Failure,
     Member,
     NodeKey,
-    NodeReport,
-    NodeView,
-    Plan,
-    PlanPhase,
     RoundKey,
-    Waiting,
 )
-from dlrover_run.coordination.rules import MAX_NODES, JobRules
+from dlrover_run.coordination.records.rules import MAX_NODES, JobRules
 from dlrover_run.rendezvous.kv import records as etcd_records
 from dlrover_run.rendezvous.kv.records import (
     BUCKETS,

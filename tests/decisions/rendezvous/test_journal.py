@@ -14,8 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlrover_run.coordination.model import Failure, Member, Plan, PlanPhase, RoundKey
-from dlrover_run.coordination.rules import JobRules
+from dlrover_run.coordination.records.plan import Plan, PlanPhase
+from dlrover_run.coordination.records.round import Failure, Member, RoundKey
+from dlrover_run.coordination.records.rules import JobRules
 from dlrover_run.master import journal
 from dlrover_run.master.journal import (
     Journal,

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from dlrover_run.coordination.coordinator import RETURN_GRACE
-from dlrover_run.coordination.model import NodePhase
+from dlrover_run.coordination.records.report import NodePhase
 from dlrover_run.rendezvous.reconnect import (
     BACKOFF_FIRST,
     BACKOFF_MAX,

@@ -8,9 +8,9 @@ import pytest
 from virtual_job import VirtualJob
 
 from dlrover_run.coordination.coordinator import RETURN_GRACE, Coordinator
-from dlrover_run.coordination.model import PlanPhase
-from dlrover_run.coordination.quorum import LostMaster, needed_members
-from dlrover_run.coordination.rules import JobRules
+from dlrover_run.coordination.records.plan import PlanPhase
+from dlrover_run.coordination.records.rules import JobRules
+from dlrover_run.coordination.rounds.quorum import LostMaster, needed_members
 from dlrover_run.rendezvous.master.listed_hosts import ListedHosts, find_listed
 from dlrover_run.rendezvous.master.succession import CANDIDATE_DELAY, FIRST_DELAY, START_DELAY, Step, Succession
 from dlrover_run.rendezvous.reach import Reach

@@ -15,7 +15,7 @@ from unittest import mock
 import pytest
 from virtual_loop import run_virtually
 
-from dlrover_run.coordination.model import PlannedChange
+from dlrover_run.coordination.records.round import PlannedChange
 from dlrover_run.events.records import Event, Events, WorkerExited, WorkerFailed, WorkerProgress, WorkerReady
 from dlrover_run.failures import causes
 from dlrover_run.observe.page import Phase, Progress, StepSource

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from policy_parts import cluster_of, tasks_of
 
 from dlrover_run.coordination.membership import Members
-from dlrover_run.coordination.model import Plan, PlanPhase
+from dlrover_run.coordination.records.plan import Plan, PlanPhase
 from simulation.timeline import demand
 from tf_ps_runner.cluster.model import (
     Cluster,

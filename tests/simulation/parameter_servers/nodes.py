@@ -19,7 +19,8 @@ from dlrover_run.agent.reconcile import (
     WaitForPeers,
     reconcile,
 )
-from dlrover_run.coordination.model import OVER, NodePhase, NodeReport
+from dlrover_run.coordination.records.plan import OVER
+from dlrover_run.coordination.records.report import NodePhase, NodeReport
 from dlrover_run.spec import JobSpec
 from simulation.network import TO_MASTER, TO_NODE
 from simulation.nodes import Node

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING
 from policy_parts import cluster_of, cluster_rules, order_of
 
 from dlrover_run.coordination.membership import Members
-from dlrover_run.coordination.model import OVER, Assignment, NodeKey, Plan
-from dlrover_run.coordination.requests import Action, OperatorRequest
-from dlrover_run.coordination.rules import JobRules
+from dlrover_run.coordination.records.assignment import Assignment
+from dlrover_run.coordination.records.plan import OVER, Plan
+from dlrover_run.coordination.records.requests import Action, OperatorRequest
+from dlrover_run.coordination.records.round import NodeKey
+from dlrover_run.coordination.records.rules import JobRules
 from simulation.laws import Laws
 from simulation.nodes import job_spec
 from simulation.parameter_servers.laws import ClusterLaws

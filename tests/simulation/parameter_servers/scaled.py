@@ -11,10 +11,11 @@ from msgspec.structs import replace
 from policy_parts import cluster_of
 
 from dlrover_run.coordination.membership import Members
-from dlrover_run.coordination.model import NodePhase, NodeReport, Plan
-from dlrover_run.coordination.parts import with_part
-from dlrover_run.coordination.requests import Action, OperatorRequest
-from dlrover_run.coordination.rules import JobRules
+from dlrover_run.coordination.records.parts import with_part
+from dlrover_run.coordination.records.plan import Plan
+from dlrover_run.coordination.records.report import NodePhase, NodeReport
+from dlrover_run.coordination.records.requests import Action, OperatorRequest
+from dlrover_run.coordination.records.rules import JobRules
 from dlrover_run.features.autoscale.rules import STRONG, AutoscaleRules
 from dlrover_run.features.autoscale.search import MAX_CRASHES
 from simulation.nodes import job_spec

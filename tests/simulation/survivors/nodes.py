@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any, cast
 from msgspec.structs import replace
 
 from dlrover_run.agent.node_state import build_report
-from dlrover_run.coordination.model import NodeReport, PlannedChange, PlanPhase, RankAssignment, RoundKey
-from dlrover_run.coordination.parts import with_part
+from dlrover_run.coordination.records.parts import with_part
+from dlrover_run.coordination.records.plan import PlanPhase
+from dlrover_run.coordination.records.report import NodeReport
+from dlrover_run.coordination.records.round import PlannedChange, RankAssignment, RoundKey
 from dlrover_run.failures.worker_exit import WorkerExit
 from dlrover_run.features.survivors.model import Formation, Store, SurvivorsAssignment
 from dlrover_run.features.survivors.text import SurvivorsCode

@@ -9,7 +9,7 @@ from functools import partial
 from random import Random
 from typing import TYPE_CHECKING
 
-from dlrover_run.coordination.model import RoundKey
+from dlrover_run.coordination.records.round import RoundKey
 from dlrover_run.features.survivors.model import Formation, Store
 from simulation.timeline import Timeline, demand
 from simulation.torch.workers import OWN_WORDS, PEER_WORDS, Workers

@@ -8,8 +8,8 @@ from random import Random
 
 from msgspec.structs import replace
 
-from dlrover_run.coordination.model import NodeKey
-from dlrover_run.coordination.rules import JobRules
+from dlrover_run.coordination.records.round import NodeKey
+from dlrover_run.coordination.records.rules import JobRules
 from dlrover_run.features.survivors.model import Store, SurvivorsAssignment
 from dlrover_run.features.survivors.rules import SurvivorsRules
 from simulation.nodes import job_spec

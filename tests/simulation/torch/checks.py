@@ -10,7 +10,8 @@ import msgspec
 from node_truth import Truth
 from policy_parts import check_report
 
-from dlrover_run.coordination.model import NodeKey, NodeReport
+from dlrover_run.coordination.records.report import NodeReport
+from dlrover_run.coordination.records.round import NodeKey
 from dlrover_run.features.node_check.decision.model import (
     CheckKey,
     CheckTask,

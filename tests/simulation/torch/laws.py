@@ -7,27 +7,24 @@ from collections.abc import Mapping, Sequence
 from policy_parts import check_part, check_rules, check_state
 
 from dlrover_run.coordination.membership import Members, MemberState
-from dlrover_run.coordination.model import (
-    OVER,
-    Assignment,
+from dlrover_run.coordination.records.assignment import Assignment
+from dlrover_run.coordination.records.plan import OVER, Plan, PlanPhase
+from dlrover_run.coordination.records.report import NodePhase, NodeReport
+from dlrover_run.coordination.records.requests import Action, OperatorRequest
+from dlrover_run.coordination.records.round import (
     Failure,
     NodeKey,
-    NodePhase,
-    NodeReport,
-    Plan,
     PlannedChange,
-    PlanPhase,
     RankAssignment,
     RoundKey,
 )
-from dlrover_run.coordination.requests import Action, OperatorRequest
-from dlrover_run.coordination.round_ranks import rank_assignments
-from dlrover_run.coordination.rules import JobRules
-from dlrover_run.coordination.status import JobStatus
+from dlrover_run.coordination.records.rules import JobRules
+from dlrover_run.coordination.rounds.ranks import rank_assignments
 from dlrover_run.features.node_check.decision.diagnosis import ENOUGH_WITNESSES, MIN_WITNESSES
 from dlrover_run.features.node_check.decision.model import HealthStatus, NodeCheck, NodeCheckState, NodeHealth
 from dlrover_run.features.node_check.decision.pairing import MAX_ROUNDS
 from dlrover_run.features.node_check.decision.round import CHECK_MARGIN, key_of
+from dlrover_run.job_status.status import JobStatus
 from dlrover_run.rendezvous.client import AskFailed
 from dlrover_run.words.reasons import Code
 from simulation.laws import Laws

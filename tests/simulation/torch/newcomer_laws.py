@@ -7,8 +7,10 @@ from collections.abc import Callable, Iterable
 import msgspec
 
 from dlrover_run.coordination.membership import Members, MemberState
-from dlrover_run.coordination.model import NodeKey, NodePhase, Plan, PlanPhase, RoundKey
-from dlrover_run.coordination.rules import JobRules
+from dlrover_run.coordination.records.plan import Plan, PlanPhase
+from dlrover_run.coordination.records.report import NodePhase
+from dlrover_run.coordination.records.round import NodeKey, RoundKey
+from dlrover_run.coordination.records.rules import JobRules
 from dlrover_run.words.reasons import Code
 from simulation.timeline import demand
 from simulation.torch.preparation import REACTION

@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 from typing import TYPE_CHECKING
 
-from dlrover_run.coordination.requests import Action, OperatorRequest
+from dlrover_run.coordination.records.requests import Action, OperatorRequest
 from simulation.nodes import Node
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from msgspec.structs import replace
 
-from dlrover_run.coordination.rules import JobRules
+from dlrover_run.coordination.records.rules import JobRules
 from dlrover_run.spec import JobSpec
 from dlrover_run.workers import template_client
 from dlrover_run.workers.starter import Starter

@@ -10,8 +10,8 @@ from msgspec.structs import replace
 from policy_parts import check_rules
 
 from dlrover_run.coordination.coordinator import RETURN_GRACE
-from dlrover_run.coordination.model import NodeKey
-from dlrover_run.coordination.rules import JobRules
+from dlrover_run.coordination.records.round import NodeKey
+from dlrover_run.coordination.records.rules import JobRules
 from dlrover_run.features.node_check.decision.diagnosis import MIN_WITNESSES
 from dlrover_run.features.node_check.decision.pairing import MAX_ROUNDS
 from dlrover_run.features.node_check.decision.round import CHECK_MARGIN

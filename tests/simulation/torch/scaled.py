@@ -9,9 +9,11 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from dlrover_run.coordination.model import NodeKey, NodeReport, Plan, RoundKey
-from dlrover_run.coordination.parts import with_part
-from dlrover_run.coordination.rules import JobRules
+from dlrover_run.coordination.records.parts import with_part
+from dlrover_run.coordination.records.plan import Plan
+from dlrover_run.coordination.records.report import NodeReport
+from dlrover_run.coordination.records.round import NodeKey, RoundKey
+from dlrover_run.coordination.records.rules import JobRules
 from dlrover_run.features.autoscale.command import CommandKey, CommandResult, CommandRun
 from dlrover_run.features.autoscale.model import AutoscaleAssignment, AutoscaleNodeReport, AutoscaleState
 from dlrover_run.features.autoscale.node import ThroughputReport

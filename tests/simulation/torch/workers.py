@@ -6,7 +6,7 @@ import signal
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from dlrover_run.coordination.model import PlannedChange, RankAssignment, RoundKey
+from dlrover_run.coordination.records.round import PlannedChange, RankAssignment, RoundKey
 from dlrover_run.failures.worker_exit import WorkerExit
 from simulation.timeline import Timeline, demand
 

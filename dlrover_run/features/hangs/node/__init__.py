@@ -8,8 +8,9 @@ from msgspec.structs import replace
 
 from dlrover_run.agent.framework import AgentServices, FrameworkAdapter
 from dlrover_run.agent.result import JobResult
-from dlrover_run.coordination.activity import NodeActivity
-from dlrover_run.coordination.model import Assignment, NodeReport
+from dlrover_run.coordination.records.activity import NodeActivity
+from dlrover_run.coordination.records.assignment import Assignment
+from dlrover_run.coordination.records.report import NodeReport
 from dlrover_run.features.hangs.settings import HangSettings
 from dlrover_run.workers.feature import WorkersFeature
 from dlrover_run.workers.round import WorkerRound

@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 from msgspec.structs import replace
 
-from dlrover_run.coordination.model import Assignment, NodeReport
-from dlrover_run.coordination.parts import with_part
+from dlrover_run.coordination.records.assignment import Assignment
+from dlrover_run.coordination.records.parts import with_part
+from dlrover_run.coordination.records.report import NodeReport
 from dlrover_run.events.records import Events, StragglerFound, StragglerGone
 from dlrover_run.features.hangs.stragglers.model import MAX_REPORTED, StragglerAssignment, StragglerNodeReport
 from dlrover_run.features.hangs.stragglers.shares import NodeShares, WorkerSample

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from dlrover_run.agent.framework import AgentServices
-from dlrover_run.coordination.model import Assignment, NodeReport
+from dlrover_run.coordination.records.assignment import Assignment
+from dlrover_run.coordination.records.report import NodeReport
 from dlrover_run.features.hangs.node.round_stragglers import RoundStragglers
 from dlrover_run.features.hangs.node.stall_exchange import StallExchange
 from dlrover_run.features.hangs.node.stall_response import StallResponse

@@ -6,8 +6,10 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from dlrover_run.coordination.model import Assignment, NodeReport, RoundKey
-from dlrover_run.coordination.parts import with_part
+from dlrover_run.coordination.records.assignment import Assignment
+from dlrover_run.coordination.records.parts import with_part
+from dlrover_run.coordination.records.report import NodeReport
+from dlrover_run.coordination.records.round import RoundKey
 from dlrover_run.features.hangs.search.round_detectors import ENOUGH_WITNESSES
 from dlrover_run.features.hangs.stalls.model import (
     MAX_SUSPECTS,

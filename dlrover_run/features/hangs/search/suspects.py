@@ -8,7 +8,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from dlrover_run.coordination.bounds import Count, Total
+from dlrover_run.coordination.records.bounds import Count, Total
 from dlrover_run.features.hangs.search.changes import BUSY_SHARE
 from dlrover_run.features.hangs.search.outside import waits_outside
 from dlrover_run.features.hangs.stacks.stacks import Frame, Stack

@@ -13,9 +13,9 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple, TypeVar
 
-from dlrover_run.coordination.stacks import StackProblem
 from dlrover_run.features.hangs.stacks.reader import NoPython, StackReader
 from dlrover_run.features.hangs.stacks.stacks import Stack
+from dlrover_run.job_status.stacks import StackProblem
 from dlrover_run.processes.tree import read_stat
 
 STACKS_TIMEOUT = 2.0

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from dlrover_run.coordination.stacks import (
+from dlrover_run.features.hangs.stacks.read import read_stacks
+from dlrover_run.job_status.stacks import (
     MAX_FRAMES,
     MAX_NODE_BYTES,
     NodeStacks,
@@ -13,7 +14,6 @@ from dlrover_run.coordination.stacks import (
     StackProblem,
     clipped,
 )
-from dlrover_run.features.hangs.stacks.read import read_stacks
 
 
 async def node_stacks(pids: Mapping[int | str, int]) -> NodeStacks:

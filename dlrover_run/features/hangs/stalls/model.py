@@ -7,14 +7,17 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 from msgspec import Meta
 
-from dlrover_run.coordination.bounds import Count, Name, Total
-from dlrover_run.coordination.model import RoundKey
-from dlrover_run.coordination.parts import AssignmentPart, PlanPart, ReportPart
+from dlrover_run.coordination.records.assignment import AssignmentPart
+from dlrover_run.coordination.records.bounds import Count, Name, Total
+from dlrover_run.coordination.records.plan import PlanPart
+from dlrover_run.coordination.records.report import ReportPart
+from dlrover_run.coordination.records.round import RoundKey
 from dlrover_run.features.hangs.search.suspects import Suspect
 from dlrover_run.words.reasons import BoundedReasons
 
 if TYPE_CHECKING:
-    from dlrover_run.coordination.model import NodeReport, Plan
+    from dlrover_run.coordination.records.plan import Plan
+    from dlrover_run.coordination.records.report import NodeReport
 
 MAX_SUSPECTS = 256
 """Workers of one node that are reported. A node that has more reports none, and no stall of its rounds is found."""

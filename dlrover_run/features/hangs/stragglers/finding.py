@@ -13,7 +13,7 @@ from typing import Literal, cast
 
 import msgspec
 
-from dlrover_run.coordination.bounds import Total
+from dlrover_run.coordination.records.bounds import Total
 from dlrover_run.features.hangs.stragglers.shares import Ratio, Shares
 from dlrover_run.features.hangs.stragglers.text import StragglerCode
 from dlrover_run.words.reasons import Reasons, render

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from dlrover_run.coordination.membership import Members
-from dlrover_run.coordination.model import NodeKey, Plan, PlanPhase, RankAssignment
 from dlrover_run.coordination.observer import Observation, Observer
-from dlrover_run.coordination.round_ranks import rank_assignments
-from dlrover_run.coordination.rules import JobRules
+from dlrover_run.coordination.records.plan import Plan, PlanPhase
+from dlrover_run.coordination.records.round import NodeKey, RankAssignment
+from dlrover_run.coordination.records.rules import JobRules
+from dlrover_run.coordination.rounds.ranks import rank_assignments
 from dlrover_run.features.hangs.stragglers.finding import Straggler, find_stragglers
 from dlrover_run.features.hangs.stragglers.model import StragglerAssignment, StragglerNodeReport, StragglerState
 from dlrover_run.features.hangs.stragglers.shares import Shares

@@ -15,7 +15,7 @@ from typing import Annotated, NamedTuple
 import msgspec
 from msgspec import Meta
 
-from dlrover_run.coordination.bounds import Total
+from dlrover_run.coordination.records.bounds import Total
 from dlrover_run.observe.waits import Waits
 
 WINDOW = 15.0

@@ -14,10 +14,18 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from dlrover_run.coordination.bounds import Count, Name, NodeId, Port, Total
-from dlrover_run.coordination.model import Member, NodeKey, NodeReport, Plan
-from dlrover_run.coordination.parts import AssignmentPart, Dismissal, PlanPart, ReportPart, WaitingPart
-from dlrover_run.coordination.validation import MAX_ROUND, UNKNOWN_EPOCH, is_known_epoch
+from dlrover_run.coordination.records.assignment import AssignmentPart, Dismissal, WaitingPart
+from dlrover_run.coordination.records.bounds import (
+    Count,
+    Name,
+    NodeId,
+    Port,
+    Total,
+)
+from dlrover_run.coordination.records.plan import Plan, PlanPart
+from dlrover_run.coordination.records.report import NodeReport, ReportPart
+from dlrover_run.coordination.records.round import Member, NodeKey
+from dlrover_run.coordination.records.validation import MAX_ROUND, UNKNOWN_EPOCH, is_known_epoch
 from dlrover_run.exit_reasons import ExitReason
 from dlrover_run.words.reasons import BoundedReasons
 

@@ -14,7 +14,9 @@ from typing import Any
 import msgspec
 
 from dlrover_run.coordination.membership import Members, MemberState
-from dlrover_run.coordination.model import Member, NodeKey, NodeReport, Plan
+from dlrover_run.coordination.records.plan import Plan
+from dlrover_run.coordination.records.report import NodeReport
+from dlrover_run.coordination.records.round import Member, NodeKey
 from dlrover_run.features.node_check.decision.model import (
     MAX_PROBLEM,
     CheckedNode,

@@ -15,7 +15,7 @@ import msgspec
 from dlrover_run.coordination.decision import Deadline, DeadlineReason, deadline_if, update_plan
 from dlrover_run.coordination.gate import Step
 from dlrover_run.coordination.membership import Members, MemberState
-from dlrover_run.coordination.model import Plan
+from dlrover_run.coordination.records.plan import Plan
 from dlrover_run.features.node_check import text
 from dlrover_run.features.node_check.decision.diagnosis import Diagnosis, diagnose
 from dlrover_run.features.node_check.decision.model import (

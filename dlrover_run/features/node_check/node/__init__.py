@@ -12,7 +12,10 @@ from dlrover_run.agent.framework import AgentServices, FrameworkAdapter
 from dlrover_run.agent.result import JobResult
 from dlrover_run.console import rounds
 from dlrover_run.console.console import Console, DrawTable
-from dlrover_run.coordination.model import Assignment, NodeReport, PlanPhase, RankAssignment, Waiting
+from dlrover_run.coordination.records.assignment import Assignment, Waiting
+from dlrover_run.coordination.records.plan import PlanPhase
+from dlrover_run.coordination.records.report import NodeReport
+from dlrover_run.coordination.records.round import RankAssignment
 from dlrover_run.events.records import CheckEnded, CheckStarted, Events
 from dlrover_run.features.node_check.decision.model import (
     HealthStatus,

@@ -23,8 +23,8 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from dlrover_run.coordination.model import NodeReport
-from dlrover_run.coordination.parts import with_part
+from dlrover_run.coordination.records.parts import with_part
+from dlrover_run.coordination.records.report import NodeReport
 from dlrover_run.features.node_check.decision.model import (
     CPU,
     MAX_DEVICES,

@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from dlrover_run.coordination.bounds import Name
+from dlrover_run.coordination.records.bounds import Name
 from dlrover_run.failures.causes import describe_exit_code
 from dlrover_run.features.node_check.decision.evidence import lower_median
 from dlrover_run.features.node_check.decision.model import CPU, CheckKey, CheckTask, DeviceSpeed, LinkEnd, Rate

@@ -36,7 +36,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from dlrover_run.coordination.model import Assignment
+from dlrover_run.coordination.records.assignment import Assignment
 from dlrover_run.features.node_check.decision.model import (
     DeviceSpeed,
     HealthStatus,

@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.metadata import version
 from typing import NamedTuple
 
-from dlrover_run.coordination.activity import NodeProgress
-from dlrover_run.coordination.history import CAUSES
-from dlrover_run.coordination.status import JobState, JobStatus, NodeCondition
 from dlrover_run.features.hangs.stragglers import finding
 from dlrover_run.features.operate.web.labels import JOB, Family, Sample
 from dlrover_run.features.resources.metrics import resource_families
+from dlrover_run.job_status.history import CAUSES
+from dlrover_run.job_status.progress import NodeProgress
+from dlrover_run.job_status.status import JobState, JobStatus, NodeCondition
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

@@ -21,12 +21,12 @@ from urllib.parse import parse_qs, urlsplit
 
 import msgspec
 
-from dlrover_run.coordination.history import JobHistory
-from dlrover_run.coordination.requests import StackQuery
-from dlrover_run.coordination.status import JobState, JobStatus
 from dlrover_run.features.operate.web.connections import ConnectionServer
 from dlrover_run.features.operate.web.metrics import CONTENT_TYPE, JobFigures, render_metrics
 from dlrover_run.features.operate.web.scrapes import SCRAPES, ScrapeTimes
+from dlrover_run.job_status.history import JobHistory
+from dlrover_run.job_status.questions import StackQuery
+from dlrover_run.job_status.status import JobState, JobStatus
 from dlrover_run.transport.messages import Answered
 
 MAX_HEAD = 8192
@@ -227,8 +227,8 @@ class WebServer:
     async def _stacks(self, name: str) -> bytes:
         """What the command `stacks` prints. Raises HttpError."""
         # Imported when it is asked for, as few jobs are.
-        from dlrover_run.coordination.stacks import JobStacks
         from dlrover_run.features.operate.text import render_stacks
+        from dlrover_run.job_status.stacks import JobStacks
 
         answer = await self._source.stacks(name, StackQuery())
         if answer.refusal:

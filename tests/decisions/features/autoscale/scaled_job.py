@@ -8,8 +8,10 @@ from typing import Any
 from msgspec.structs import replace
 from virtual_job import VirtualJob, rules
 
-from dlrover_run.coordination.model import Failure, NodePhase, PlanPhase, RoundKey
-from dlrover_run.coordination.requests import Action, OperatorRequest
+from dlrover_run.coordination.records.plan import PlanPhase
+from dlrover_run.coordination.records.report import NodePhase
+from dlrover_run.coordination.records.requests import Action, OperatorRequest
+from dlrover_run.coordination.records.round import Failure, RoundKey
 from dlrover_run.features.autoscale.command import CommandKey, CommandResult
 from dlrover_run.features.autoscale.model import AutoscaleAssignment, AutoscaleNodeReport, AutoscaleState
 from dlrover_run.features.autoscale.rules import STRONG, AutoscaleRules

@@ -7,9 +7,9 @@ from msgspec.structs import replace
 from scaled_job import FLAT, KNEE, LIMITS, LINEAR, ScaledJob
 
 from dlrover_run.coordination.coordinator import Coordinator
-from dlrover_run.coordination.model import PlanPhase
-from dlrover_run.coordination.parts import with_part
-from dlrover_run.coordination.rules import JobRules
+from dlrover_run.coordination.records.parts import with_part
+from dlrover_run.coordination.records.plan import PlanPhase
+from dlrover_run.coordination.records.rules import JobRules
 from dlrover_run.features.autoscale.model import (
     AutoscaleAssignment,
     AutoscaleNodeReport,

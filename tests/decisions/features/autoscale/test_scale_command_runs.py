@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 from scaled_job import FLAT, KNEE, LIMITS, LINEAR, ScaledJob
 
-from dlrover_run.coordination.model import NodeKey
+from dlrover_run.coordination.records.round import NodeKey
 from dlrover_run.features.autoscale.command import END_MARGIN, CommandKey, CommandRun, Demand, next_run
 from dlrover_run.features.autoscale.model import Condition
 from dlrover_run.features.operate.text import render_status

@@ -7,7 +7,10 @@ from collections.abc import Mapping
 
 from virtual_loop import run_virtually
 
-from dlrover_run.coordination.model import Assignment, NodeReport, PlanPhase, RankAssignment, RoundKey
+from dlrover_run.coordination.records.assignment import Assignment
+from dlrover_run.coordination.records.plan import PlanPhase
+from dlrover_run.coordination.records.report import NodeReport
+from dlrover_run.coordination.records.round import RankAssignment, RoundKey
 from dlrover_run.features.autoscale.model import AutoscaleAssignment, AutoscaleNodeReport, AutoscaleState
 from dlrover_run.features.autoscale.node import ThroughputReport
 from dlrover_run.observe.page import Phase, Progress, StepSource

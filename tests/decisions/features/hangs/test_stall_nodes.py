@@ -11,11 +11,14 @@ from policy_parts import running_report
 
 from dlrover_run.coordination.decide import decide
 from dlrover_run.coordination.membership import MemberState
-from dlrover_run.coordination.model import Assignment, Member, NodeKey, NodePhase, NodeReport, Plan, PlanPhase, RoundKey
 from dlrover_run.coordination.observer import Observation
-from dlrover_run.coordination.round_ranks import rank_assignments
-from dlrover_run.coordination.rules import JobRules
-from dlrover_run.coordination.validation import validate_report
+from dlrover_run.coordination.records.assignment import Assignment
+from dlrover_run.coordination.records.plan import Plan, PlanPhase
+from dlrover_run.coordination.records.report import NodePhase, NodeReport
+from dlrover_run.coordination.records.round import Member, NodeKey, RoundKey
+from dlrover_run.coordination.records.rules import JobRules
+from dlrover_run.coordination.records.validation import validate_report
+from dlrover_run.coordination.rounds.ranks import rank_assignments
 from dlrover_run.features.hangs.node.round_watch import RoundWatch
 from dlrover_run.features.hangs.node.stall_exchange import StallExchange
 from dlrover_run.features.hangs.search.guilt import NODES_AGE_MARGIN, GuiltCode

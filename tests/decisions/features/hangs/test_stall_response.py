@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from dlrover_run.coordination.activity import WAITS
 from dlrover_run.events.records import Event, Events, WorkerResumed, WorkerStalled
 from dlrover_run.failures.causes import Cause, cause_of, describe_exit
 from dlrover_run.failures.worker_exit import WorkerExit
@@ -19,6 +18,7 @@ from dlrover_run.features.hangs.search.detector import Resumed, StallCode, Stall
 from dlrover_run.features.hangs.search.guilt import Finding, GuiltCode
 from dlrover_run.features.hangs.settings import StallAction
 from dlrover_run.features.hangs.stacks.stacks import Frame, Stack, Thread
+from dlrover_run.job_status.progress import WAITS
 
 LINE = Frame("/home/u/train.py", 10, "load")
 STACKS = {rank: Stack((Thread("0x1", (LINE,)),)) for rank in (4, 5)}

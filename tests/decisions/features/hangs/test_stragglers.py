@@ -12,15 +12,17 @@ import pytest
 from msgspec.structs import replace
 from policy_parts import running_report
 
-from dlrover_run.coordination.assignment import build_assignment, node_views
 from dlrover_run.coordination.decide import decide
 from dlrover_run.coordination.membership import MemberState
-from dlrover_run.coordination.model import Assignment, Member, NodeKey, NodeReport, Plan, PlanPhase, RoundKey
+from dlrover_run.coordination.node_views import build_assignment, node_views
 from dlrover_run.coordination.observer import Observation
-from dlrover_run.coordination.round_ranks import rank_assignments
-from dlrover_run.coordination.rules import JobRules
-from dlrover_run.coordination.status import JobView, StragglerStatus, job_status
-from dlrover_run.coordination.validation import validate_report
+from dlrover_run.coordination.records.assignment import Assignment
+from dlrover_run.coordination.records.plan import Plan, PlanPhase
+from dlrover_run.coordination.records.report import NodeReport
+from dlrover_run.coordination.records.round import Member, NodeKey, RoundKey
+from dlrover_run.coordination.records.rules import JobRules
+from dlrover_run.coordination.records.validation import validate_report
+from dlrover_run.coordination.rounds.ranks import rank_assignments
 from dlrover_run.events.records import Event, Events, StragglerFound, StragglerGone
 from dlrover_run.features.hangs.node.round_stragglers import RoundStragglers
 from dlrover_run.features.hangs.node.stall_watch import TRAINING_INTERVAL
@@ -51,6 +53,7 @@ from dlrover_run.features.hangs.stragglers.shares import (
 from dlrover_run.features.hangs.stragglers.text import StragglerCode
 from dlrover_run.features.operate.web.metrics import JobFigures, render_metrics
 from dlrover_run.features.registry import decode_part, job_of
+from dlrover_run.job_status.status import JobView, StragglerStatus, job_status
 from dlrover_run.observe.records import Evidence, Traffic
 from dlrover_run.observe.waits import MainThread, Waits, classify
 from dlrover_run.transport.messages import MAX_NODE_MESSAGE, InvalidMessage, Report, decode_from_node, encode

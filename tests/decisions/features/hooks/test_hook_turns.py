@@ -18,7 +18,9 @@ from dlrover_run.agent.node_feature import NodeRefused
 from dlrover_run.agent.result import JobResult
 from dlrover_run.agent.shutdown import ShutdownRequest
 from dlrover_run.cli import parse
-from dlrover_run.coordination.model import Assignment, PlanPhase, RankAssignment
+from dlrover_run.coordination.records.assignment import Assignment
+from dlrover_run.coordination.records.plan import PlanPhase
+from dlrover_run.coordination.records.round import RankAssignment
 from dlrover_run.events.records import NO_EVENTS
 from dlrover_run.exit_reasons import ExitReason
 from dlrover_run.features.hooks import node

@@ -10,9 +10,10 @@ from node_truth import Truth
 from policy_parts import check_part, check_report, check_state, fold
 from virtual_job import VirtualJob, play, rules
 
-from dlrover_run.coordination.model import NodePhase, NodeReport, Plan, PlanPhase
-from dlrover_run.coordination.rules import JobRules
-from dlrover_run.coordination.validation import validate_report
+from dlrover_run.coordination.records.plan import Plan, PlanPhase
+from dlrover_run.coordination.records.report import NodePhase, NodeReport
+from dlrover_run.coordination.records.rules import JobRules
+from dlrover_run.coordination.records.validation import validate_report
 from dlrover_run.features.node_check.decision.model import (
     CheckKey,
     ComputeResult,

@@ -24,8 +24,9 @@ from policy_parts import check_part, check_report, fold, with_part
 from scripted_agent import FINISHED, AgentRun, ScriptedAgent, gathering, rank_assignment, training
 
 from dlrover_run import exit_codes
-from dlrover_run.coordination.model import Assignment, NodePhase, NodeReport
-from dlrover_run.coordination.rules import JobRules
+from dlrover_run.coordination.records.assignment import Assignment
+from dlrover_run.coordination.records.report import NodePhase, NodeReport
+from dlrover_run.coordination.records.rules import JobRules
 from dlrover_run.features.node_check import node as node_checks
 from dlrover_run.features.node_check.decision.model import (
     CheckKey,

@@ -11,7 +11,8 @@ import pytest
 from policy_parts import with_part
 from scripted_agent import rank_assignment
 
-from dlrover_run.coordination.model import Assignment, PlanPhase
+from dlrover_run.coordination.records.assignment import Assignment
+from dlrover_run.coordination.records.plan import PlanPhase
 from dlrover_run.features.node_check.decision.model import (
     DeviceSpeed,
     HealthStatus,

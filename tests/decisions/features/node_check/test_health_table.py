@@ -14,8 +14,10 @@ from virtual_loop import run_virtually
 
 from dlrover_run.console.console import REFRESH_SECONDS, Console
 from dlrover_run.console.text import display_width, truncate, use_color
-from dlrover_run.coordination.model import Assignment, Failure, PlanPhase, Waiting
-from dlrover_run.coordination.rules import JobRules
+from dlrover_run.coordination.records.assignment import Assignment, Waiting
+from dlrover_run.coordination.records.plan import PlanPhase
+from dlrover_run.coordination.records.round import Failure
+from dlrover_run.coordination.records.rules import JobRules
 from dlrover_run.features.node_check.decision.model import (
     HealthStatus,
     LinkRow,

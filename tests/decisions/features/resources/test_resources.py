@@ -15,9 +15,14 @@ import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from dlrover_run.coordination.activity import NodeActivity
-from dlrover_run.coordination.resource_use import MAX_TASKS, DeviceUse, NodeUse, TaskUse, rounded
-from dlrover_run.coordination.status import JobState, JobStatus, NodeCondition, NodeStatus
+from dlrover_run.coordination.records.activity import NodeActivity
+from dlrover_run.coordination.records.resource_use import (
+    MAX_TASKS,
+    DeviceUse,
+    NodeUse,
+    TaskUse,
+    rounded,
+)
 from dlrover_run.events.records import Event, Events, WorkerExited, WorkerKept, WorkerResources, WorkerStarted
 from dlrover_run.events.stream import EventStream
 from dlrover_run.features.operate.text import render_status
@@ -26,6 +31,12 @@ from dlrover_run.features.resources import devices, monitor, processes
 from dlrover_run.features.resources.devices import DeviceReader, read_devices, used_by, visible_indices
 from dlrover_run.features.resources.monitor import LOG_INTERVAL, SAMPLE_INTERVAL, ResourceMonitor
 from dlrover_run.features.resources.processes import ProcessUse, WorkerMeter
+from dlrover_run.job_status.status import (
+    JobState,
+    JobStatus,
+    NodeCondition,
+    NodeStatus,
+)
 from dlrover_run.observe.activity_report import ActivityReport
 
 MIB = 2**20
@@ -601,7 +612,7 @@ def test_use_alone_is_reported_at_the_rate_of_steps() -> None:
 
 
 def test_a_large_job_shows_sums_for_the_nodes_after_the_first_ones() -> None:
-    from dlrover_run.coordination.status import MAX_TASKS_USED, _with_tasks_used
+    from dlrover_run.job_status.status import MAX_TASKS_USED, _with_tasks_used
 
     nodes = status(*[use(8)] * 300).nodes
     shown = _with_tasks_used(nodes)

@@ -16,7 +16,9 @@ import pytest
 from msgspec.structs import replace
 from virtual_loop import run_virtually
 
-from dlrover_run.coordination.model import Assignment, NodeReport, RankAssignment, RoundKey
+from dlrover_run.coordination.records.assignment import Assignment
+from dlrover_run.coordination.records.report import NodeReport
+from dlrover_run.coordination.records.round import RankAssignment, RoundKey
 from dlrover_run.features.survivors.model import Formation, Store, SurvivorsAssignment, SurvivorsReport
 from dlrover_run.features.survivors.survivors import Survivors
 from dlrover_run.training.agent_line import LINE_VARIABLE, TOKEN_VARIABLE

@@ -16,7 +16,7 @@ import pytest
 from harness import WAIT
 from msgspec.structs import replace
 
-from dlrover_run.coordination.model import RankAssignment, RoundKey
+from dlrover_run.coordination.records.round import RankAssignment, RoundKey
 from dlrover_run.features.survivors import line as agent_side
 from dlrover_run.features.survivors.line import Formed, Lost, Offer, WorkerHello, WorkerMessage, after_message
 from dlrover_run.features.survivors.model import Formation, Store, SurvivorsAssignment

@@ -10,8 +10,10 @@ from msgspec.structs import replace
 from virtual_job import VirtualJob, play, rules
 
 from dlrover_run.coordination.membership import MemberState
-from dlrover_run.coordination.model import NodeReport, Plan, RoundKey
-from dlrover_run.coordination.validation import validate_report
+from dlrover_run.coordination.records.plan import Plan
+from dlrover_run.coordination.records.report import NodeReport
+from dlrover_run.coordination.records.round import RoundKey
+from dlrover_run.coordination.records.validation import validate_report
 from dlrover_run.features.registry import decode_part, job_of
 from dlrover_run.features.survivors.model import (
     MAX_GROUP,

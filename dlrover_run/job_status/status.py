@@ -14,16 +14,21 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from dlrover_run.coordination.activity import MemoryUse, NodeProgress, PhaseTimes, Received, job_times, node_progress
-from dlrover_run.coordination.assignment import EMPTY_VIEW
-from dlrover_run.coordination.hang_text import HangingNode, hang_headline, stall_reason
+from dlrover_run.coordination.activities import Received
 from dlrover_run.coordination.membership import Members, MemberState
-from dlrover_run.coordination.model import NodeKey, NodePhase, NodeView, Plan, PlanPhase, Waiting
-from dlrover_run.coordination.parts import PROGRAM
-from dlrover_run.coordination.resource_use import NodeUse
-from dlrover_run.coordination.round_ranks import rank_assignments
-from dlrover_run.coordination.rules import JobRules
-from dlrover_run.coordination.size_choice import SizeChoice
+from dlrover_run.coordination.node_views import EMPTY_VIEW
+from dlrover_run.coordination.records.activity import MemoryUse, PhaseTimes
+from dlrover_run.coordination.records.assignment import NodeView, Waiting
+from dlrover_run.coordination.records.parts import PROGRAM
+from dlrover_run.coordination.records.plan import Plan, PlanPhase
+from dlrover_run.coordination.records.report import NodePhase
+from dlrover_run.coordination.records.resource_use import NodeUse
+from dlrover_run.coordination.records.round import NodeKey
+from dlrover_run.coordination.records.rules import JobRules
+from dlrover_run.coordination.records.size_choice import SizeChoice
+from dlrover_run.coordination.rounds.ranks import rank_assignments
+from dlrover_run.job_status.hang_text import HangingNode, hang_headline, stall_reason
+from dlrover_run.job_status.progress import NodeProgress, job_times, node_progress
 from dlrover_run.words.reasons import Reasons
 
 SCHEMA = 1

@@ -12,9 +12,10 @@ import msgspec
 
 from dlrover_run.coordination.decision import end_job
 from dlrover_run.coordination.membership import Members
-from dlrover_run.coordination.model import OVER, NodeKey, Plan, PlanPhase
-from dlrover_run.coordination.requests import OperatorRequest, RequestFailed
-from dlrover_run.coordination.rules import DesiredSize, JobRules
+from dlrover_run.coordination.records.plan import OVER, Plan, PlanPhase
+from dlrover_run.coordination.records.requests import OperatorRequest, RequestFailed
+from dlrover_run.coordination.records.round import NodeKey
+from dlrover_run.coordination.records.rules import DesiredSize, JobRules
 from dlrover_run.words.reasons import Code
 from dlrover_run.words.text import counted
 

@@ -15,11 +15,13 @@ from dlrover_run.coordination.decision import (
 )
 from dlrover_run.coordination.gate import Gate
 from dlrover_run.coordination.membership import Members, MemberState, all_have_left
-from dlrover_run.coordination.missing import is_quorum_lacking, missing_nodes
-from dlrover_run.coordination.model import Member, NodeKey, NodeReport, Plan, PlanPhase, RoundKey
-from dlrover_run.coordination.ranks import assign_ranks, display_names
-from dlrover_run.coordination.rules import JobRules
-from dlrover_run.coordination.waiting import wait_for_round
+from dlrover_run.coordination.records.plan import Plan, PlanPhase
+from dlrover_run.coordination.records.report import NodeReport
+from dlrover_run.coordination.records.round import Member, NodeKey, RoundKey
+from dlrover_run.coordination.records.rules import JobRules
+from dlrover_run.coordination.rounds.quorum import is_quorum_lacking
+from dlrover_run.coordination.rounds.ranks import assign_ranks, display_names
+from dlrover_run.coordination.rounds.waiting import missing_nodes, wait_for_round
 from dlrover_run.words.reasons import Code, Reasons, chain, shown_names
 
 RoundMembers = Sequence[tuple[Member, MemberState | None]]

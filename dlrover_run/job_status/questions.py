@@ -1,4 +1,4 @@
-"""The output of a job's workers as it travels to an operator: what is asked for, and the pieces of it. Pure.
+"""What an operator asks the nodes of a job about their workers: their stacks, or the last of their output. Pure.
 
 A question for output takes the way of one for stacks: to the nodes that it concerns, and back in one bounded answer.
 """
@@ -10,19 +10,23 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from dlrover_run.coordination.bounds import Count, Name, Total
+from dlrover_run.coordination.records.bounds import Count, Name, Total
 
 MAX_NODE_BYTES = 64 * 1024
 """Bytes of output in the answer of one node."""
 
+
 MAX_JOB_BYTES = 192 * 1024
 """Bytes of output in the answer of a job; what has no room comes with the next question of a reader that follows."""
+
 
 MAX_CURSORS = 128
 """Streams that a reader can follow."""
 
+
 MAX_WAIT = 3.0
 """Seconds that a node waits for new output, less than `stacks.NODE_TIMEOUT`."""
+
 
 Worker = Total | Name
 
@@ -54,3 +58,12 @@ class LogPiece(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cursor: LogCursor
     data: Annotated[bytes, Meta(max_length=MAX_NODE_BYTES)]
     is_cut: bool = False
+
+
+class StackQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A question for the stacks of a job's workers: of all, of the worker with this `rank`, or of those of one `node`,
+    named as in a request. With `logs` it is their output that is asked for."""
+
+    rank: Total | None = None
+    node: Name = ""
+    logs: LogRequest | None = None

@@ -1,4 +1,4 @@
-"""Which node has which rank in the next round."""
+"""Which node has which rank: in the round of a plan, and in the next one."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import re
 from collections.abc import Sequence
 
 from dlrover_run.coordination.membership import MemberState
-from dlrover_run.coordination.model import Member, NodeReport, Plan
+from dlrover_run.coordination.records.plan import Plan, PlanPhase
+from dlrover_run.coordination.records.report import NodeReport
+from dlrover_run.coordination.records.round import Member, NodeKey, RankAssignment
 from dlrover_run.words.text import node_name
 
 
@@ -66,3 +68,33 @@ def display_names(plan: Plan, nodes: Sequence[MemberState]) -> list[str]:
         return ranks.get(report.key) if ranks else report.preferred_rank
 
     return [node_name(state.report.host, rank_of(state.report)) for state in nodes]
+
+
+def rank_assignments(plan: Plan) -> dict[NodeKey, RankAssignment]:
+    """The ranks of each node in the plan's round; no node has any unless the job trains."""
+    if plan.phase is not PlanPhase.TRAINING:
+        return {}
+    world_size = sum(member.workers for member in plan.members)
+    roles: dict[str, int] = {}
+    for member in plan.members:
+        roles[member.role] = roles.get(member.role, 0) + member.workers
+    found: dict[NodeKey, RankAssignment] = {}
+    first_rank = 0
+    next_in_role = dict.fromkeys(roles, 0)
+    for node_rank, member in enumerate(plan.members):
+        found[member.key] = RankAssignment(
+            key=plan.key,
+            restart_count=plan.restart_count,
+            node_rank=node_rank,
+            nodes=len(plan.members),
+            workers=member.workers,
+            first_rank=first_rank,
+            world_size=world_size,
+            role_first_rank=next_in_role[member.role],
+            role_world_size=roles[member.role],
+            store_address=plan.store_address,
+            store_port=plan.store_port,
+        )
+        first_rank += member.workers
+        next_in_role[member.role] += member.workers
+    return found

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from dlrover_run.coordination.model import Plan
-from dlrover_run.coordination.rules import JobRules
+from dlrover_run.coordination.records.plan import Plan
+from dlrover_run.coordination.records.rules import JobRules
+
+if TYPE_CHECKING:
+    from dlrover_run.coordination.membership import MemberState
 
 
 class LostMaster(NamedTuple):
@@ -36,3 +39,14 @@ def with_quorum(plan: Plan, rules: JobRules, lost: LostMaster | None) -> Plan:
     if not members:
         return plan
     return msgspec.structs.replace(plan, quorum=needed_members(members, rules.min_size, lost.ended))
+
+
+def is_quorum_lacking(plan: Plan, alive: list[MemberState]) -> bool:
+    """Whether nodes are not here that another master may have: members of the last round or, if they are not known, so
+    many nodes. A node whose connection has ended may be with the other master already."""
+    if not plan.quorum:
+        return False
+    members = {member.key for member in plan.members if not member.done}
+    if not members:
+        return sum(state.connected for state in alive) < plan.quorum
+    return sum(state.report.key in members for state in alive) < plan.quorum

@@ -1,30 +1,20 @@
-"""What a node without ranks waits for: which nodes are here, which are missing, and for how long. All waiting nodes
-receive the same, at a limited rate."""
+"""What a node without ranks waits for: which nodes are here, which are missing, and for how long. Pure."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
-
-import msgspec
+import itertools
+from collections.abc import Sequence
 
 from dlrover_run.coordination.decision import Deadline, DeadlineReason, Wait, seconds_left
 from dlrover_run.coordination.gate import Gate, Step
 from dlrover_run.coordination.membership import Members, MemberState
-from dlrover_run.coordination.missing import is_quorum_lacking, missing_nodes
-from dlrover_run.coordination.model import Plan, PlanPhase, Waiting
-from dlrover_run.coordination.ranks import display_names
-from dlrover_run.coordination.rules import JobRules
-from dlrover_run.words.reasons import Code, chain, shown_names
-
-INTERVAL = 1.0
-"""The minimum number of seconds between two status messages to the nodes of a job."""
-
-NODES_PER_SECOND = 500
-"""Nodes to which the status is sent in a second on average, so that it never keeps a master from its work."""
-
-SAME_MOMENT = 0.5
-"""Seconds by which two deadlines may differ and count as one: a node counts down by itself."""
+from dlrover_run.coordination.records.assignment import Waiting
+from dlrover_run.coordination.records.plan import Plan, PlanPhase
+from dlrover_run.coordination.records.rules import JobRules
+from dlrover_run.coordination.rounds.quorum import is_quorum_lacking
+from dlrover_run.coordination.rounds.ranks import display_names
+from dlrover_run.words.reasons import Code, Reasons, chain, shown_names
+from dlrover_run.words.text import node_name
 
 
 def wait_for_round(
@@ -89,40 +79,16 @@ def wait_as_spare(
     return Waiting((train, spare))
 
 
-class WaitingThrottle:
-    """Renews the status of waiting nodes, which `compute` returns for a time. `outdated` is set when something has
-    arrived since the last status."""
-
-    def __init__(self, compute: Callable[[float], Waiting]) -> None:
-        self._compute = compute
-        self._waiting = Waiting(())
-        self._deadline: float | None = None
-        self._next = -math.inf
-        self.outdated = True
-
-    @property
-    def due(self) -> float | None:
-        """When to renew the status; None when nothing has changed."""
-        return self._next if self.outdated else None
-
-    def renew(self, now: float, nodes: int, at_once: bool) -> bool:
-        """Renew the status if that is due, or in any case `at_once`; return whether it has changed."""
-        if not at_once and (not self.outdated or now < self._next):
-            return False
-        self.outdated = False
-        self._next = now + max(INTERVAL, nodes / NODES_PER_SECOND)
-        waiting = self._compute(now)
-        before, deadline = self._waiting, self._deadline
-        self._waiting = msgspec.structs.replace(waiting, seconds=None)
-        self._deadline = None if waiting.seconds is None else now + waiting.seconds
-        return before != self._waiting or _differ(deadline, self._deadline)
-
-    def message(self, now: float) -> Waiting:
-        left = None if self._deadline is None else max(0.0, self._deadline - now)
-        return msgspec.structs.replace(self._waiting, seconds=left)
-
-
-def _differ(one: float | None, other: float | None) -> bool:
-    if one is None or other is None:
-        return one is not other
-    return abs(one - other) > SAME_MOMENT
+def missing_nodes(rules: JobRules, plan: Plan, alive: list[MemberState]) -> Reasons:
+    """Which nodes are missing, if that is known: members of the last round, or node ranks that users gave."""
+    here = {state.report.key for state in alive}
+    if plan.members:
+        missing = [node_name(one.host, rank) for rank, one in enumerate(plan.members) if one.key not in here]
+        return (Code.MISSING(names=shown_names(missing)),) if missing else ()
+    preferred = {rank for state in alive if (rank := state.report.preferred_rank) is not None and rank < rules.min_size}
+    if not alive or any(state.report.preferred_rank is None for state in alive):
+        return ()
+    # A job may have a hundred thousand nodes, and this is computed again and again.
+    first = itertools.islice((rank for rank in range(rules.min_size) if rank not in preferred), 3)
+    names = shown_names([f"node {rank}" for rank in first], rules.min_size - len(preferred))
+    return (Code.MISSING(names=names),) if names else ()

@@ -1,5 +1,5 @@
-"""The requests of an operator as records: drain a node, change the size of the job, or stop it. The question for
-stacks, which changes nothing, is here too. What follows from a request is in `requested_changes`."""
+"""The requests of an operator as records: drain a node, change the size of the job, or stop it. What follows from a
+request is in `rounds.requested_changes`."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ import enum
 
 import msgspec
 
-from dlrover_run.coordination.bounds import Count, Name, Total
-from dlrover_run.coordination.parts import RequestPart
-from dlrover_run.coordination.worker_logs import LogRequest
+from dlrover_run.coordination.records.bounds import Count, Name
+from dlrover_run.coordination.records.parts import Part
 
 
 class Action(enum.StrEnum):
@@ -18,6 +17,17 @@ class Action(enum.StrEnum):
     DRAIN = "drain"
     SCALE = "scale"
     STOP = "stop"
+
+
+class RequestPart(Part):
+    """The part of `OperatorRequest`: another size of a job that is not a number of nodes."""
+
+    __slots__ = ()
+
+    @property
+    def text(self) -> str:
+        """What is requested, for people."""
+        return ""
 
 
 class OperatorRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -38,15 +48,6 @@ class OperatorRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, o
         size = size if self.part is None else self.part.text
         what = size if self.action is Action.SCALE else self.node
         return f"{self.by or 'an operator'} requests: {self.action.value} {what}".rstrip()
-
-
-class StackQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A question for the stacks of a job's workers: of all, of the worker with this `rank`, or of those of one `node`,
-    named as in a request. With `logs` it is their output that is asked for."""
-
-    rank: Total | None = None
-    node: Name = ""
-    logs: LogRequest | None = None
 
 
 JUST_BEGUN = "the coordinator of the job has just begun; try again in a moment"

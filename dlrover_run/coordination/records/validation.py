@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import msgspec
 
-from dlrover_run.coordination.bounds import MAX_WORKERS
-from dlrover_run.coordination.model import Failure, NodeReport, Plan, RankAssignment
-from dlrover_run.coordination.parts import PROGRAM, ReportPart, RulesPart
-from dlrover_run.coordination.rules import MAX_NODES, JobRules
+from dlrover_run.coordination.records.bounds import MAX_WORKERS
+from dlrover_run.coordination.records.parts import PROGRAM
+from dlrover_run.coordination.records.plan import Plan
+from dlrover_run.coordination.records.report import NodeReport, ReportPart
+from dlrover_run.coordination.records.round import Failure, RankAssignment
+from dlrover_run.coordination.records.rules import MAX_NODES, JobRules, RulesPart
 
 MAX_EPOCH = 2**62
 """A later epoch than any clock gives. A node may report a later one only if it is this coordinator's."""

@@ -8,19 +8,21 @@ from functools import partial
 from dlrover_run.coordination.decision import DeadlineReason, Decision, deadline_if, update_plan
 from dlrover_run.coordination.engine import Accepted, Engine, phase_news
 from dlrover_run.coordination.gate import Gate
-from dlrover_run.coordination.gathering import gather
 from dlrover_run.coordination.membership import Members
-from dlrover_run.coordination.model import OVER, NodeKey, NodeReport, Plan, PlanPhase, RankAssignment
-from dlrover_run.coordination.parts import AssignmentPart, ReportPart
-from dlrover_run.coordination.planned_changes import note_checkpoints
-from dlrover_run.coordination.recovery import connected_reports, recover_plan
-from dlrover_run.coordination.requested_changes import change_size, drain
-from dlrover_run.coordination.requests import Action, OperatorRequest
-from dlrover_run.coordination.round_ranks import rank_assignments
-from dlrover_run.coordination.rules import JobRules
-from dlrover_run.coordination.running import expire_restarts, train
-from dlrover_run.coordination.validation import problem_of_workers
-from dlrover_run.coordination.waiting import is_full, wait_as_spare
+from dlrover_run.coordination.records.assignment import AssignmentPart
+from dlrover_run.coordination.records.plan import OVER, Plan, PlanPhase
+from dlrover_run.coordination.records.report import NodeReport, ReportPart
+from dlrover_run.coordination.records.requests import Action, OperatorRequest
+from dlrover_run.coordination.records.round import NodeKey, RankAssignment
+from dlrover_run.coordination.records.rules import JobRules
+from dlrover_run.coordination.records.validation import problem_of_workers
+from dlrover_run.coordination.rounds.gathering import gather
+from dlrover_run.coordination.rounds.planned_changes import note_checkpoints
+from dlrover_run.coordination.rounds.ranks import rank_assignments
+from dlrover_run.coordination.rounds.recovery import connected_reports, recover_plan
+from dlrover_run.coordination.rounds.requested_changes import change_size, drain
+from dlrover_run.coordination.rounds.round_failures import expire_restarts, train
+from dlrover_run.coordination.rounds.waiting import is_full, wait_as_spare
 from dlrover_run.words.text import counted
 
 ROUNDS = "rounds"

@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from dlrover_run.coordination.bounds import Count, Name, Total
+from dlrover_run.coordination.records.bounds import Count, Name, Total
 
 MAX_TASKS = 64
 """Tasks of one node whose use is reported one by one; the sums of the node are those of all."""

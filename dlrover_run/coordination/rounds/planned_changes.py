@@ -12,11 +12,17 @@ from __future__ import annotations
 
 from dlrover_run.coordination.decision import Deadline, DeadlineReason, Decision, update_plan
 from dlrover_run.coordination.gate import Gate
-from dlrover_run.coordination.gathering import eligible, end_round, gather, release_drains
 from dlrover_run.coordination.membership import Members, MemberState
-from dlrover_run.coordination.model import Plan, PlannedChange, PlanPhase
-from dlrover_run.coordination.ranks import assign_ranks
-from dlrover_run.coordination.rules import JobRules
+from dlrover_run.coordination.records.plan import Plan, PlanPhase
+from dlrover_run.coordination.records.round import PlannedChange
+from dlrover_run.coordination.records.rules import JobRules
+from dlrover_run.coordination.rounds.gathering import (
+    eligible,
+    end_round,
+    gather,
+    release_drains,
+)
+from dlrover_run.coordination.rounds.ranks import assign_ranks
 from dlrover_run.words.reasons import Code, Reasons, chain, shown_names
 from dlrover_run.words.text import node_name
 

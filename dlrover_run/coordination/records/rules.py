@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import ClassVar, Literal
 
 import msgspec
 
-from dlrover_run.coordination.bounds import Count, Name
-from dlrover_run.coordination.parts import PROGRAM, RulesPart, check_parts
+from dlrover_run.coordination.records.bounds import Count, Name
+from dlrover_run.coordination.records.parts import PROGRAM, Part, check_parts
 
 MAX_NODES = 20_000
 """More than any job has: a bound for what a stranger may request."""
 
+
 LAST_CALL_TIMEOUT = 30.0
 """Seconds without a newcomer after which the first round starts with fewer than the most nodes (as torchrun)."""
 
+
 JOIN_TIMEOUT = 600.0
 """Seconds that the first round waits for the fewest nodes before the job fails (as torchrun)."""
+
 
 MASTER_TIMEOUT = 60.0
 """Seconds for which a node without running workers looks for a master that it has lost.
@@ -26,11 +30,14 @@ A master that is started again is back in a second, and its pod in less than a m
 accelerators from a scheduler that could start the job again; torchrun ends after four seconds.
 """
 
+
 PEND_TIMEOUT = 600.0
 """Seconds that a job which has lost nodes waits for others to take their place before it fails."""
 
+
 SCALE_WAIT = 60.0
 """Seconds for which a planned change waits for the next checkpoint at most."""
+
 
 LOST_AFTER = 1.0
 """Seconds after the end of a node's connection at which the node counts as lost.
@@ -39,19 +46,24 @@ An agent whose connection broke while it lives connects again at once, so this o
 Shorter would shrink the job for a hiccup of the network; longer delays the next round by as much.
 """
 
+
 KEEP_ALIVE_INTERVAL = 3.0
 """Seconds between two signs of life on a connection."""
 
+
 KEEP_ALIVE_ATTEMPTS = 3
 """Signs of life that may be missing before a silent connection counts as ended: 9 s with the default interval."""
+
 
 CUT_OFF_TIMEOUT = 300.0
 """Seconds without an answer of the coordinator and of every other node after which a node ends, to be replaced. The
 same as Kubernetes gives a pod on a node that it cannot reach; less than NCCL's own timeout, after which workers fail.
 """
 
+
 EARLY_FAILURE_LIMIT = 5
 """Rounds that may fail one after the other, none of which got to work, before the job stops early."""
+
 
 RESULT_RETENTION = 20.0
 """Seconds for which the result of a job is kept for nodes whose connection was broken when it ended.
@@ -60,6 +72,47 @@ One that comes later finds no job and begins a new one, which fails after `join_
 shorter than `ID_IN_USE_TIMEOUT`, after which a newcomer that is refused gives up: until then a node of the next job of
 that name is refused because of the result of this one.
 """
+
+
+Kind = Literal["observer", "gate", "engine"]
+
+
+class RulesPart(Part):
+    """The part of `JobRules`."""
+
+    __slots__ = ()
+
+    kind: ClassVar[Kind] = "observer"
+    """What the feature is in a decision, of which a job has one gate and one engine at most."""
+    needs_rounds: ClassVar[bool] = False
+    """Whether the feature acts on rounds of workers only. A job with another engine does not have it, and the engine
+    may follow its rules."""
+    chooses_size: ClassVar[bool] = False
+    """Whether the feature may want fewer nodes than are here (`PlanPart.wanted_nodes`)."""
+    flags: ClassVar[Mapping[str, str]] = {}
+    """The flag of each rule that has one."""
+    per_node: ClassVar[frozenset[str]] = frozenset()
+    """The rules that may differ between the nodes of a job, so that a difference is no mismatch."""
+    value_names: ClassVar[Mapping[str, Mapping[int, str]]] = {}
+    """What the user writes for a number, where that is a word."""
+
+    @property
+    def applies(self) -> bool:
+        """Whether a job with these rules has the feature."""
+        return True
+
+    def problem(self) -> str | None:
+        """A sentence when no job can have these rules, else None."""
+        return None
+
+    def job_size(self) -> str | None:
+        """How large the job is, as text, where that is not a number of nodes."""
+        return None
+
+
+def applies(rules: Iterable[RulesPart], feature: str) -> bool:
+    """Whether a job with these rules has that feature, which need not be imported to know."""
+    return any(part.feature == feature and part.applies for part in rules)
 
 
 class DesiredSize(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

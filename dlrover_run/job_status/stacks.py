@@ -13,14 +13,21 @@ from typing import Annotated, NamedTuple
 import msgspec
 from msgspec import Meta
 
-from dlrover_run.coordination import worker_logs
-from dlrover_run.coordination.bounds import Count, Name, NodeId, Total
 from dlrover_run.coordination.membership import Members
-from dlrover_run.coordination.model import NodeKey, NodePhase, Plan, RankAssignment
-from dlrover_run.coordination.requested_changes import find_nodes
-from dlrover_run.coordination.requests import RequestFailed, StackQuery
-from dlrover_run.coordination.round_ranks import rank_assignments
-from dlrover_run.coordination.worker_logs import LogPiece
+from dlrover_run.coordination.records.bounds import (
+    Count,
+    Name,
+    NodeId,
+    Total,
+)
+from dlrover_run.coordination.records.plan import Plan
+from dlrover_run.coordination.records.report import NodePhase
+from dlrover_run.coordination.records.requests import RequestFailed
+from dlrover_run.coordination.records.round import NodeKey, RankAssignment
+from dlrover_run.coordination.rounds.ranks import rank_assignments
+from dlrover_run.coordination.rounds.requested_changes import find_nodes
+from dlrover_run.job_status import questions
+from dlrover_run.job_status.questions import LogPiece, StackQuery
 
 SCHEMA = 1
 """The version of the meaning of the fields of `JobStacks`. New fields keep it."""
@@ -191,7 +198,7 @@ class StackRequest:
         self._on_done = on_done
         self._folder = StackFolder(MAX_JOB_BYTES)
         self._logs: list[LogPiece] = []
-        self._logs_room = worker_logs.MAX_JOB_BYTES
+        self._logs_room = questions.MAX_JOB_BYTES
         self._logs_omitted = 0
         self._problems = dict.fromkeys(nodes, StackProblem.NODE_DISCONNECTED)
         self._problems.update((key, StackProblem.NODE_NO_ANSWER) for key in connected if key in nodes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from dlrover_run.coordination.activity import HangingTask, NodeProgress
+from dlrover_run.job_status.progress import HangingTask, NodeProgress
 from dlrover_run.words.reasons import Reason, render
 from dlrover_run.words.text import counted
 

@@ -15,18 +15,20 @@ from dlrover_run.coordination.decision import (
     update_plan,
 )
 from dlrover_run.coordination.gate import Gate
-from dlrover_run.coordination.gathering import (
+from dlrover_run.coordination.membership import Members, MemberState
+from dlrover_run.coordination.records.plan import Plan, PlanPhase
+from dlrover_run.coordination.records.report import NodePhase
+from dlrover_run.coordination.records.round import Failure, Member, RoundKey
+from dlrover_run.coordination.records.rules import JobRules
+from dlrover_run.coordination.rounds.gathering import (
     RoundMembers,
     disconnects_resolved_at,
     end_round,
     release_drains,
     round_members,
 )
-from dlrover_run.coordination.membership import Members, MemberState
-from dlrover_run.coordination.model import Failure, Member, NodePhase, Plan, PlanPhase, RoundKey
-from dlrover_run.coordination.planned_changes import change_round, may_change
-from dlrover_run.coordination.rules import JobRules
-from dlrover_run.coordination.waiting import wait_as_spare
+from dlrover_run.coordination.rounds.planned_changes import change_round, may_change
+from dlrover_run.coordination.rounds.waiting import wait_as_spare
 from dlrover_run.words.reasons import Code, Reasons, chain, shown_names
 from dlrover_run.words.text import node_name
 

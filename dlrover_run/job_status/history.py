@@ -6,8 +6,8 @@ from collections import Counter, deque
 
 import msgspec
 
-from dlrover_run.coordination.model import Plan, PlanPhase
-from dlrover_run.coordination.status import STATES, JobState
+from dlrover_run.coordination.records.plan import Plan, PlanPhase
+from dlrover_run.job_status.status import STATES, JobState
 from dlrover_run.words.reasons import Code, Reasons
 
 MAX_CHANGES = 256

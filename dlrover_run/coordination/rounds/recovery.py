@@ -6,9 +6,11 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from dlrover_run.coordination.bounds import MAX_WORKERS
 from dlrover_run.coordination.membership import Members
-from dlrover_run.coordination.model import Member, NodeReport, Plan, PlanPhase, RankAssignment, RoundKey
+from dlrover_run.coordination.records.bounds import MAX_WORKERS
+from dlrover_run.coordination.records.plan import Plan, PlanPhase
+from dlrover_run.coordination.records.report import NodeReport
+from dlrover_run.coordination.records.round import Member, RankAssignment, RoundKey
 from dlrover_run.words.reasons import Code
 
 _UNKNOWN = "unknown"

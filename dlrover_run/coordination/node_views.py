@@ -6,23 +6,22 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from dlrover_run.coordination.job import Job
+from dlrover_run.coordination.decide import Job
 from dlrover_run.coordination.membership import Members
-from dlrover_run.coordination.model import (
+from dlrover_run.coordination.records.assignment import (
     MAX_PEERS,
     MAX_SUCCESSORS,
-    OVER,
     Assignment,
-    NodeKey,
-    NodeReport,
+    AssignmentPart,
     NodeView,
     Peer,
-    Plan,
-    PlanPhase,
     Waiting,
 )
-from dlrover_run.coordination.parts import AssignmentPart, combine
-from dlrover_run.coordination.recovery import latest_round
+from dlrover_run.coordination.records.parts import combine
+from dlrover_run.coordination.records.plan import OVER, Plan, PlanPhase
+from dlrover_run.coordination.records.report import NodeReport
+from dlrover_run.coordination.records.round import NodeKey
+from dlrover_run.coordination.rounds.recovery import latest_round
 
 EMPTY_VIEW = NodeView()
 """The part of a node that the plan does not know."""
