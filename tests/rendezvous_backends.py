@@ -24,7 +24,7 @@ from dlrover_run.coordination.records.rules import RESULT_RETENTION
 
 EVERYWHERE = pytest.mark.parametrize("place", ["c10d", *only_long("etcd", "etcd of three")], indirect=True)
 """For tests of what a job promises on every rendezvous backend. `make test` runs them with the built-in master only,
-because the simulation checks the same laws for both clients; `make test-long` runs them with etcd too."""
+because the simulation checks the same invariants for both clients; `make test-long` runs them with etcd too."""
 
 
 class RendezvousBackend(abc.ABC):

@@ -19,9 +19,9 @@ from dlrover_run.spec import Entrypoint, JobSpec
 from dlrover_run.store.operations import Put, Txn
 from simulation.etcd import EtcdCluster
 from simulation.etcd_client import Client
-from simulation.etcd_laws import Store
+from simulation.etcd_invariants import Store
 from simulation.etcd_scenario import SPEC, ClientInEtcd
-from simulation.laws import Laws
+from simulation.invariants import Invariants
 from simulation.master_client import ClientOfMaster
 from simulation.masters import Masters
 from simulation.network import Weather
@@ -99,17 +99,17 @@ class Backend:
         self.lines: list[str] = []
         self.timeline = Timeline(1, self.lines.append)
         self.nodes: list[WrittenNode] = []
-        self._laws = Laws(rules, durable=False, nodes_stay=False)
+        self._invariants = Invariants(rules, durable=False, nodes_stay=False)
         self._stack = ExitStack()
         self._open = {"local": self._alone, "master": self._at_master, "etcd": self._in_etcd}[name]
         self._weather = Weather(0.01, 0.0)
-        self._place = Place(self.timeline, self._open, self._laws, self._weather, lambda node, address: True)
+        self._place = Place(self.timeline, self._open, self._invariants, self._weather, lambda node, address: True)
 
     def __enter__(self) -> Backend:
-        self._stack.enter_context(stand_ins(lambda: self._laws))
-        self._masters = Masters(self.timeline, self._laws, None, two_places=False, clock_jumps=False)
+        self._stack.enter_context(stand_ins(lambda: self._invariants))
+        self._masters = Masters(self.timeline, self._invariants, None, two_places=False, clock_jumps=False)
         self._cluster = EtcdCluster(self.timeline)
-        self._store = Store(self._cluster, self._laws, Keys(SPEC.prefix, "job"))
+        self._store = Store(self._cluster, self._invariants, Keys(SPEC.prefix, "job"))
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
@@ -128,7 +128,7 @@ class Backend:
 
     def allow_internal_errors(self) -> None:
         """A test plants one; otherwise the trace of a run may have none."""
-        self._laws.internal_errors_allowed = True
+        self._invariants.internal_errors_allowed = True
 
     def edit_plan(self, edit: Callable[[bytes], bytes]) -> None:
         """Change the plan in etcd by hand."""

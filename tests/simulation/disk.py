@@ -14,15 +14,16 @@ from dlrover_run.coordination.records.plan import OVER, Plan
 from dlrover_run.coordination.records.rules import JobRules
 from dlrover_run.features.registry import decode_part
 from dlrover_run.master.journal import FORMAT, Journal, JournalContents, JournalHeader, JournalReplaced, encode
-from simulation.laws import Laws
+from simulation.invariants import Invariants
 from simulation.timeline import Timeline
 
 
 class Disk:
-    """The records that outlive masters. `full` makes every write fail. Each durable plan is passed to the laws."""
+    """The records that outlive masters. `full` makes every write fail. Each durable plan is passed to the
+    invariants."""
 
-    def __init__(self, laws: Laws, timeline: Timeline) -> None:
-        self.laws = laws
+    def __init__(self, invariants: Invariants, timeline: Timeline) -> None:
+        self.invariants = invariants
         self.timeline = timeline
         self.stories: dict[str, JournalContents] = {}
         self.owners: dict[str, int] = {}
@@ -80,7 +81,7 @@ class DiskJournal:
         self._look()
         self._burn()
         self._write()
-        self._disk.laws.writing(self._disk.owners.get(self._job) == self._ticket)
+        self._disk.invariants.writing(self._disk.owners.get(self._job) == self._ticket)
         # Every plan is encoded and decoded, as on a disk.
         plan = msgspec.json.decode(msgspec.json.encode(plan), type=Plan, dec_hook=decode_part)
         story = self._disk.stories[self._job]
@@ -88,7 +89,7 @@ class DiskJournal:
         self._disk.decided[self._job] = self._disk.timeline.now
         if plan.phase in OVER:
             self._disk.over = self._disk.stories[self._job]
-        self._disk.laws.storing(story.plan, plan, self._disk.timeline.now)
+        self._disk.invariants.storing(story.plan, plan, self._disk.timeline.now)
         self.durable = plan
         self._burn()
 
@@ -96,7 +97,7 @@ class DiskJournal:
         if self._disk.owners.get(self._job) == self._ticket:
             del self._disk.stories[self._job], self._disk.owners[self._job]
             self._disk.decided.pop(self._job, None)
-            self._disk.laws.forgetting()
+            self._disk.invariants.forgetting()
 
     def close(self) -> None:
         pass

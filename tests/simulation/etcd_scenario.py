@@ -22,7 +22,7 @@ from dlrover_run.store.operations import KeyValue
 from simulation.etcd import EXPIRY_TICK, EtcdCluster
 from simulation.etcd_client import Client
 from simulation.etcd_faults import EtcdFaults
-from simulation.etcd_laws import Store
+from simulation.etcd_invariants import Store
 from simulation.network import Weather
 from simulation.nodes import Node, NodeClient, WatchedClient
 from simulation.program import Outcome, Program
@@ -37,14 +37,14 @@ NEIGHBOUR = f"{SPEC.prefix}/job/team/plan"
 
 
 class WatchedEtcdClient(WatchedClient, StoreClient):
-    """The etcd client of the product, with checks of the laws."""
+    """The etcd client of the product, with checks of the invariants."""
 
     def __init__(self, node: Node, store: Store, *given: Any) -> None:
-        self._laws_of_store = store
+        self._invariants_of_store = store
         super().__init__(node, *given)
 
     def _take(self, assignment: Assignment) -> None:
-        self._laws_of_store.receiving(assignment)
+        self._invariants_of_store.receiving(assignment)
         super()._take(assignment)
 
 
@@ -113,14 +113,14 @@ class EtcdScenario(Scenario):
                 echo=random.choice((0.0, 0.1, 0.6)),
                 lag=random.choice((0.0, 0.5, 3.0)),
             )
-        self.laws = self.program.make_laws(self.durable, nodes_stay=False)
+        self.invariants = self.program.make_invariants(self.durable, nodes_stay=False)
         # A decision waits for an answer of etcd, which may take long.
-        self.laws.slow_disk = self.trouble != "gentle"
+        self.invariants.slow_disk = self.trouble != "gentle"
         self.cluster = EtcdCluster(self.timeline)
         # Other users of etcd have made changes too.
         self.cluster.revision = random.choice((1, random.randint(1, 1000)))
         self.cluster.keys[NEIGHBOUR] = KeyValue(NEIGHBOUR, b"", 1, 1, 0)
-        self.store = Store(self.cluster, self.laws, Keys(SPEC.prefix, "job"))
+        self.store = Store(self.cluster, self.invariants, Keys(SPEC.prefix, "job"))
         self.clients: dict[Node, Client] = {}
         self._furnish(weather)
         if random.random() < 0.2:

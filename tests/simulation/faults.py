@@ -151,7 +151,7 @@ class MasterFaults(Faults):
         if self._masters.current.alive:
             silent = self._random.random() < 0.2
             # Nodes that are not notified of the end find the next master later, and too late for its grace period.
-            self._scenario.laws.nodes_stay &= not silent
+            self._scenario.invariants.nodes_stay &= not silent
             self._masters.current.kill(silent)
 
     def _blow_fuse(self) -> None:
@@ -166,7 +166,7 @@ class MasterFaults(Faults):
     def _fill_disk(self) -> None:
         disk = self._disk
         if disk is not None:
-            disk.full = disk.laws.slow_disk = True
+            disk.full = disk.invariants.slow_disk = True
 
             def empty() -> None:
                 disk.full = False

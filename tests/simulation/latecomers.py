@@ -1,4 +1,5 @@
-"""The law for the name of a job: whatever ended, a job of the same name that comes later begins in a bounded time.
+"""The invariant for the name of a job: whatever ended, a job of the same name that comes later begins in a bounded
+time.
 
 Its nodes come after all others have ended, as launchers of one node: one starts a master if there is none, which exits
 by itself, and each gives up when it has been refused for too long; then the user starts another one.
@@ -15,7 +16,7 @@ from dlrover_run.rendezvous.reconnect import BACKOFF_MAX
 from dlrover_run.spec import JobSpec
 from simulation.backends import WrittenNode
 from simulation.disk import Disk
-from simulation.laws import Laws
+from simulation.invariants import Invariants
 from simulation.master_client import ClientOfMaster
 from simulation.masters import JOB, Masters
 from simulation.network import Weather
@@ -27,18 +28,18 @@ MARGIN = 2.0
 """Seconds for the messages between a node and its master, and for the turns of their loops."""
 
 
-def demand_free_name(timeline: Timeline, rules: JobRules, laws: Laws, disk: Disk, random: Random) -> None:
+def demand_free_name(timeline: Timeline, rules: JobRules, invariants: Invariants, disk: Disk, random: Random) -> None:
     """Demand that a later job of the same name begins within the time for which a result is kept. In some runs its
     masters are killed now and then."""
     contents = disk.stories.get(JOB)
     before = None if contents is None or contents.plan is None else contents.plan.key
-    masters = Masters(timeline, laws, disk, two_places=False, clock_jumps=False, launched=True)
+    masters = Masters(timeline, invariants, disk, two_places=False, clock_jumps=False, launched=True)
     nodes: list[WrittenNode] = []
 
     def open_client(node: Node, spec: JobSpec, on_change: Callable[[], None]) -> NodeClient:
         return ClientOfMaster(node, spec, on_change, masters)
 
-    place = Place(timeline, open_client, laws, Weather(0.01, 0.0), lambda node, address: True)
+    place = Place(timeline, open_client, invariants, Weather(0.01, 0.0), lambda node, address: True)
 
     def start() -> None:
         number = len(nodes) + 1

@@ -44,7 +44,7 @@ class SimulatedConnection:
 
 
 class WatchedMasterClient(WatchedClient, MasterClient):
-    """The master client of the product, with checks of the laws."""
+    """The master client of the product, with checks of the invariants."""
 
 
 class ClientOfMaster(NodeClient):

@@ -18,7 +18,7 @@ from dlrover_run.rendezvous.master.launcher import IDLE_TIMEOUT
 from dlrover_run.transport.connection import ConnectionLost
 from dlrover_run.transport.messages import Join, Welcome
 from simulation.disk import Disk, DiskJournal
-from simulation.laws import Laws
+from simulation.invariants import Invariants
 from simulation.loop import LoopProcess
 from simulation.network import END, TO_MASTER, TO_NODE, Stream, is_repeatable
 from simulation.timeline import Killed, Timeline, demand_no_internal_error
@@ -62,13 +62,13 @@ class Master(LoopProcess):
         name: str,
         disk: Disk | None,
         started_ms: int,
-        laws: Laws,
+        invariants: Invariants,
         launched: bool = False,
     ) -> None:
         super().__init__(timeline, name)
         self._launched = launched
         self.fuse: int | None = None
-        self.laws = laws
+        self.invariants = invariants
         self._streams: list[Stream] = []
         self.run(lambda: self._begin(disk, started_ms))
 
@@ -86,7 +86,7 @@ class Master(LoopProcess):
         self._go(False)
 
     def note(self, what: str) -> None:
-        if not self.laws.internal_errors_allowed:
+        if not self.invariants.internal_errors_allowed:
             demand_no_internal_error(what)
         super().note(what)
 
@@ -108,7 +108,7 @@ class Master(LoopProcess):
         if job is None or job._coordinator._recovering_until is not None or not isinstance(job._journal, DiskJournal):
             # There is no journal, or the assignment is not new.
             return
-        self.laws.sending(job._journal.durable, wanted)
+        self.invariants.sending(job._journal.durable, wanted)
 
     def _begin(self, disk: Disk | None, started_ms: int) -> None:
         # The journal is simulated, and so is its directory.
@@ -152,7 +152,7 @@ class MastersConnection:
 
 
 class WatchedSession(NodeSession):
-    """The session of the product, with the law that a plan is stored before it is sent."""
+    """The session of the product, with the invariant that a plan is stored before it is sent."""
 
     def __init__(self, master: Master, connection: MastersConnection) -> None:
         self._master = master
@@ -164,7 +164,7 @@ class WatchedSession(NodeSession):
 
 
 class WatchedJobs(Jobs):
-    """The jobs of the product, with checks of the laws for the reports that they accept."""
+    """The jobs of the product, with checks of the invariants for the reports that they accept."""
 
     def __init__(self, master: Master, directory: Any, started_ms: int, on_change: Callable[[], None]) -> None:
         self._master = master
@@ -174,12 +174,12 @@ class WatchedJobs(Jobs):
         self._master.note(f"hears {join.report.node_id} join")
         job, welcome = super().join(name, connection, join)
         self._master.note(f"in epoch {job._coordinator.plan.epoch}, it said {join.report.epoch}")
-        self._master.laws.admitting(join.report, job._coordinator._members)
+        self._master.invariants.admitting(join.report, job._coordinator._members)
         return job, welcome
 
     def receive(self, job: Job, connection: NodeConnection, report: NodeReport) -> None:
         super().receive(job, connection, report)
-        self._master.laws.admitting(report, job._coordinator._members)
+        self._master.invariants.admitting(report, job._coordinator._members)
 
 
 class Masters:
@@ -192,14 +192,14 @@ class Masters:
     def __init__(
         self,
         timeline: Timeline,
-        laws: Laws,
+        invariants: Invariants,
         disk: Disk | None,
         two_places: bool,
         clock_jumps: bool,
         launched: bool = False,
     ) -> None:
         self._timeline = timeline
-        self._laws = laws
+        self._invariants = invariants
         self._disk = disk
         self._two_places = two_places
         self._clock_jumps = clock_jumps
@@ -225,7 +225,7 @@ class Masters:
         if self._clock_jumps and random.random() < 0.5:
             started -= random.randint(0, 10_000_000)
         self.all.append(
-            Master(self._timeline, f"master{self._number}", self._disk, started, self._laws, self._launched)
+            Master(self._timeline, f"master{self._number}", self._disk, started, self._invariants, self._launched)
         )
         self.current.note("begins")
 

@@ -17,7 +17,7 @@ from dlrover_run.job_status.status import JobStatus
 from dlrover_run.rendezvous.client import AskFailed, RendezvousClient
 from dlrover_run.rendezvous.reconnect import RemoteClient
 from dlrover_run.spec import Entrypoint, JobSpec
-from simulation.laws import Laws
+from simulation.invariants import Invariants
 from simulation.loop import LoopProcess
 from simulation.network import Link, Weather
 from simulation.timeline import Timeline, demand, demand_no_internal_error
@@ -80,7 +80,7 @@ class Place:
 
     timeline: Timeline
     open_client: Callable[[Node, JobSpec, Callable[[], None]], NodeClient]
-    laws: Laws
+    invariants: Invariants
     weather: Weather
     answers: Callable[[Node, str], bool]
 
@@ -111,7 +111,7 @@ class Node(LoopProcess, ABC):
         self.run(lambda: self._begin(spec))
 
     def note(self, what: str) -> None:
-        if self.alive and not self.place.laws.internal_errors_allowed:
+        if self.alive and not self.place.invariants.internal_errors_allowed:
             demand_no_internal_error(what)
         super().note(what)
 
@@ -126,7 +126,7 @@ class Node(LoopProcess, ABC):
 
     async def _ask(self, request: OperatorRequest) -> None:
         answer: JobStatus | AskFailed
-        self.place.laws.asking(request)
+        self.place.invariants.asking(request)
         try:
             async with asyncio.timeout(ASK_TIMEOUT):
                 answer = await self.rendezvous.client.ask(request)
@@ -135,7 +135,7 @@ class Node(LoopProcess, ABC):
         except TimeoutError:
             answer = AskFailed("there is no answer", no_job=True)
         self.answers.append(answer)
-        self.place.laws.answered(request, answer)
+        self.place.invariants.answered(request, answer)
         self.note(f"{request}: {answer if isinstance(answer, AskFailed) else answer.answer or 'accepted'}")
 
     def kill(self, silent: bool = False) -> None:
@@ -155,7 +155,7 @@ class Node(LoopProcess, ABC):
         await asyncio.sleep(PROBE_TIME)
         answered = self.place.answers(self, address)
         if answered:
-            self.place.laws.reaching(self.key, self.timeline.now)
+            self.place.invariants.reaching(self.key, self.timeline.now)
         return answered
 
     def burn(self) -> None:
@@ -213,8 +213,8 @@ def job_spec(node_id: str, address: str, workers: int, role: str, node_rank: int
 
 
 class WatchedClient(RemoteClient):
-    """The master or etcd client of the product, with checks of the laws for what it receives and which machines it
-    reaches."""
+    """The master or etcd client of the product, with checks of the invariants for what it receives and which machines
+    it reaches."""
 
     def __init__(self, node: Node, *given: Any, **more: Any) -> None:
         self._node = node
@@ -222,14 +222,14 @@ class WatchedClient(RemoteClient):
 
     def _take(self, assignment: Assignment) -> None:
         if assignment.epoch >= self._assignments.assignment.epoch:
-            self._node.place.laws.receiving(self._node.key, assignment)
+            self._node.place.invariants.receiving(self._node.key, assignment)
         super()._take(assignment)
 
     def _note_connected(self) -> None:
-        self._node.place.laws.reaching(self._node.key, self._node.timeline.now)
+        self._node.place.invariants.reaching(self._node.key, self._node.timeline.now)
         super()._note_connected()
 
     def _give_up(self, problem: str, is_user_error: bool = False) -> None:
         if self.is_cut_off:
-            self._node.place.laws.giving_up(self._node.key, self._cut_off_timeout, self._node.timeline.now)
+            self._node.place.invariants.giving_up(self._node.key, self._cut_off_timeout, self._node.timeline.now)
         super()._give_up(problem, is_user_error)

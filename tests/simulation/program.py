@@ -9,7 +9,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from dlrover_run.coordination.records.rules import JobRules
-from simulation.laws import Laws
+from simulation.invariants import Invariants
 from simulation.nodes import Node
 
 if TYPE_CHECKING:
@@ -37,13 +37,13 @@ class Outcome:
 
 
 class Program(ABC):
-    """The program of one run: its nodes, tasks, faults and laws. It draws from the random generator of the run only in
-    the methods below, so that a seed stays the same run."""
+    """The program of one run: its nodes, tasks, faults and invariants. It draws from the random generator of the run
+    only in the methods below, so that a seed stays the same run."""
 
     flag = ""
     """The flag that selects it on the command line of the simulation."""
 
-    laws: Laws
+    invariants: Invariants
     always_durable = False
     """Whether the records of such a job are always durable."""
 
@@ -56,8 +56,8 @@ class Program(ABC):
         """Draw the rules of the job."""
 
     @abstractmethod
-    def make_laws(self, durable: bool, nodes_stay: bool) -> Laws:
-        """Return the laws of this run."""
+    def make_invariants(self, durable: bool, nodes_stay: bool) -> Invariants:
+        """Return the invariants of this run."""
 
     @abstractmethod
     def furnish(self) -> None:

@@ -13,7 +13,7 @@ from dlrover_run.coordination.records.plan import Plan
 from dlrover_run.spec import JobSpec
 from simulation.disk import Disk
 from simulation.faults import Faults, MasterFaults
-from simulation.laws import Laws
+from simulation.invariants import Invariants
 from simulation.master_client import ClientOfMaster
 from simulation.masters import JOB, Masters
 from simulation.network import TO_MASTER, TO_NODE, Weather
@@ -32,7 +32,7 @@ class Scenario(ABC):
     """The run of one seed, independent of the place of its records. `log` receives the lines of a trace."""
 
     faults: Faults
-    laws: Laws
+    invariants: Invariants
     place: Place
     trouble: str
     calm_at: float
@@ -78,8 +78,8 @@ class Scenario(ABC):
         """Draw the environment of nodes."""
         random = self.timeline.random
         self.program.furnish()
-        self.place = Place(self.timeline, self._open_client, self.laws, weather, self._answers)
-        self.laws.calm = self.trouble == "gentle"
+        self.place = Place(self.timeline, self._open_client, self.invariants, weather, self._answers)
+        self.invariants.calm = self.trouble == "gentle"
         self.calm_at = random.uniform(30, 200)
         self.is_short = random.random() < 0.1
 
@@ -109,9 +109,9 @@ class Scenario(ABC):
         return [node for node in self.nodes if node.alive and not node.left]
 
     def run(self) -> Outcome:
-        """Run the scenario. Raises Broken with the law that did not hold."""
+        """Run the scenario. Raises Broken with the invariant that did not hold."""
         self._begin()
-        self.timeline.run_until(self.calm_at, lambda: self.laws.over is not None)
+        self.timeline.run_until(self.calm_at, lambda: self.invariants.over is not None)
         self._calm()
         self.program.demand_progress()
         self.program.demand_end()
@@ -166,10 +166,10 @@ class MasterScenario(Scenario):
         slowness = 0.3 if self.trouble == "gentle" else random.choice((0.01, 0.3, 2.0))
         weather = Weather(slowness, echo=random.choice((0.0, 0.1, 0.6)))
         nodes_stay = self.trouble == "place" and not self.two_places and weather.slowness < 1
-        self.laws = self.program.make_laws(self.durable, nodes_stay)
+        self.invariants = self.program.make_invariants(self.durable, nodes_stay)
         self._seed = seed
-        self._disk = disk = Disk(self.laws, self.timeline) if self.durable else None
-        self.masters = Masters(self.timeline, self.laws, disk, self.two_places, random.random() < 0.2)
+        self._disk = disk = Disk(self.invariants, self.timeline) if self.durable else None
+        self.masters = Masters(self.timeline, self.invariants, disk, self.two_places, random.random() < 0.2)
         self._furnish(weather)
         self.faults = MasterFaults(self, disk)
         places = "two places" if self.two_places else "one place"
@@ -198,14 +198,15 @@ class MasterScenario(Scenario):
             return
         from simulation.latecomers import demand_free_name
 
-        # From a generator of its own: the runs of seeds without it stay the same. The next job has laws of its own.
+        # From a generator of its own: the runs of seeds without it stay the same. The next job has invariants of its
+        # own.
         random = Random(f"latecomers {self._seed}")
         for master in self.masters.living:
             master.kill()
         if random.random() < 0.5:
             self._disk.restore_end(JOB)
-        self.laws = self._disk.laws = Laws(self.rules, durable=False, nodes_stay=False)
-        demand_free_name(self.timeline, self.rules, self.laws, self._disk, random)
+        self.invariants = self._disk.invariants = Invariants(self.rules, durable=False, nodes_stay=False)
+        demand_free_name(self.timeline, self.rules, self.invariants, self._disk, random)
 
     def close(self) -> None:
         super().close()
@@ -214,9 +215,10 @@ class MasterScenario(Scenario):
 
 
 @contextmanager
-def stand_ins(scenario_laws: Callable[[], Laws]) -> Iterator[None]:
-    """Patches that replace sockets and disks, and check the laws at every decision. What a coordinator decides in a
-    trial of a stored plan (`Coordinator.rehearse`) is no decision: its nodes are made up, and nothing of it is kept."""
+def stand_ins(scenario_invariants: Callable[[], Invariants]) -> Iterator[None]:
+    """Patches that replace sockets and disks, and check the invariants at every decision. What a coordinator decides in
+    a trial of a stored plan (`Coordinator.rehearse`) is no decision: its nodes are made up, and nothing of it is
+    kept."""
     from dlrover_run.agent import node_state
     from dlrover_run.coordination import coordinator
     from dlrover_run.coordination.rounds import round_engine
@@ -238,7 +240,7 @@ def stand_ins(scenario_laws: Callable[[], Laws]) -> Iterator[None]:
     decide, adopt, adopt_cluster = coordinator.decide, round_engine.recover_plan, recovery.recover_cluster
     rehearse = coordinator.Coordinator.rehearse
 
-    def rehearse_without_laws(trial: coordinator.Coordinator, now: float) -> None:
+    def rehearse_without_invariants(trial: coordinator.Coordinator, now: float) -> None:
         with patch.object(coordinator, "decide", decide):
             rehearse(trial, now)
 
@@ -247,10 +249,10 @@ def stand_ins(scenario_laws: Callable[[], Laws]) -> Iterator[None]:
         stack.enter_context(patch.object(starter, "Template", SlowTemplate))
         stack.enter_context(patch.object(jobs, "Journal", DiskJournal))
         watched: dict[tuple[Any, str], Callable[..., Any]] = {
-            (coordinator, "decide"): lambda *given: scenario_laws().deciding(*given, real=decide),
-            (coordinator.Coordinator, "rehearse"): rehearse_without_laws,
-            (round_engine, "recover_plan"): lambda *given: scenario_laws().adopting(*given, real=adopt),
-            (recovery, "recover_cluster"): lambda *given: scenario_laws().adopting(*given, real=adopt_cluster),
+            (coordinator, "decide"): lambda *given: scenario_invariants().deciding(*given, real=decide),
+            (coordinator.Coordinator, "rehearse"): rehearse_without_invariants,
+            (round_engine, "recover_plan"): lambda *given: scenario_invariants().adopting(*given, real=adopt),
+            (recovery, "recover_cluster"): lambda *given: scenario_invariants().adopting(*given, real=adopt_cluster),
         }
         for (module, name), by in watched.items():
             stack.enter_context(patch.object(module, name, by))
@@ -265,7 +267,7 @@ def simulate(
 ) -> Outcome:
     """Run one seed. Raises Broken, whose message names the seed and the command that repeats the run."""
     found: list[Scenario] = []
-    with stand_ins(lambda: found[0].laws):
+    with stand_ins(lambda: found[0].invariants):
         try:
             found.append(kind(seed, log, program))
             return found[0].run()

@@ -1,4 +1,4 @@
-"""Shared by the tests of all programs: ranges of seeds in which every law holds, and planted defects."""
+"""Shared by the tests of all programs: ranges of seeds in which every invariant holds, and planted defects."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ Variant = Callable[[], AbstractContextManager[None]]
 
 @dataclass(frozen=True)
 class Defect:
-    """A variant of the product that breaks a law, and a seed that finds it: with a master, and with etcd. None: the
-    defect is not planted with this place of the records."""
+    """A variant of the product that breaks an invariant, and a seed that finds it: with a master, and with etcd. None:
+    the defect is not planted with this place of the records."""
 
     variant: Variant
     master: int | None = None
@@ -46,7 +46,7 @@ class Defect:
 
 
 def run_seeds(simulate: Simulate, first: int, count: int) -> list[Outcome]:
-    """Return the outcomes of seeds; every law must hold in each of them."""
+    """Return the outcomes of seeds; every invariant must hold in each of them."""
     outcomes, broken = [], []
     for seed in range(first, first + count):
         try:
@@ -82,13 +82,15 @@ def cases(defects: dict[str, Defect]) -> list[Any]:
 
 
 def demand_found(variant: Variant, simulate: Simulate, seed: int) -> None:
-    """Demand that a seed breaks a law: that seed or one of the next seeds; or else another one, with a warning that
-    names it."""
+    """Demand that a seed breaks an invariant: that seed or one of the next seeds; or else another one, with a warning
+    that names it."""
     near = range(seed, seed + NEAR)
     with variant():
-        found = next(((each, law) for each in (*near, *range(ENOUGH)) if (law := _broken(simulate, each))), None)
-    assert found is not None, f"neither seeds {near[0]} to {near[-1]} nor the first {ENOUGH} break a law"
-    # A variant that no longer fits the product raises an error, which shows nothing about the laws.
+        found = next(
+            ((each, invariant) for each in (*near, *range(ENOUGH)) if (invariant := _broken(simulate, each))), None
+        )
+    assert found is not None, f"neither seeds {near[0]} to {near[-1]} nor the first {ENOUGH} break an invariant"
+    # A variant that no longer fits the product raises an error, which shows nothing about the invariants.
     assert "Error(" not in found[1], found[1]
     if found[0] not in near:
         warnings.warn(f"the seed that finds this defect is now {found[0]}, no longer {seed}", stacklevel=2)

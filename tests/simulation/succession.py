@@ -28,7 +28,7 @@ from dlrover_run.spec import JobSpec
 from dlrover_run.transport.addresses import Address
 from dlrover_run.transport.connection import ConnectionLost
 from simulation.backends import WrittenNode
-from simulation.laws import Laws
+from simulation.invariants import Invariants
 from simulation.master_client import SimulatedConnection, WatchedMasterClient
 from simulation.masters import JOB, Inbox, Master
 from simulation.network import TO_MASTER, TO_NODE, Link, Stream, Weather
@@ -44,7 +44,7 @@ END = 170.0
 """Seconds of a run: all that was lost or divided has long been decided."""
 
 CHECK_INTERVAL = 0.1
-"""Seconds between two checks of the law of one world."""
+"""Seconds between two checks of the invariant of one world."""
 
 KINDS = ("lose", "lose", "lose both", "divide", "late", "late")
 
@@ -59,7 +59,7 @@ class PlacedMaster(Master):
 
     def __init__(self, world: World, host: str, started_ms: int, lost: LostMaster | None) -> None:
         self._lost = lost
-        super().__init__(world.timeline, f"master at {host}", None, started_ms, world.laws)
+        super().__init__(world.timeline, f"master at {host}", None, started_ms, world.invariants)
 
     def _begin(self, disk: Any, started_ms: int) -> None:
         super()._begin(disk, started_ms)
@@ -160,7 +160,7 @@ class World:
         addresses = [f"10.1.0.{number}" for number in range(1, most + 1)]
         # Before the first round a node knows only those that the cluster lists.
         self.listed = tuple(addresses) if self.kind in ("late", *EARLY_KINDS) else ()
-        self.laws = Laws(self.rules, durable=False, nodes_stay=False)
+        self.invariants = Invariants(self.rules, durable=False, nodes_stay=False)
         self.masters: dict[str, PlacedMaster] = {}
         self.all: list[PlacedMaster] = []
         self.nodes: dict[str, RunningNode] = {}
@@ -171,7 +171,7 @@ class World:
         self.place = Place(
             self.timeline,
             lambda node, spec, on_change: PlacedClient(self, node, spec, on_change),
-            self.laws,
+            self.invariants,
             Weather(random.choice((0.01, 0.3)), 0.0),
             lambda node, address: self.reach(node.address, address) is not Reach.SILENT,
         )
@@ -235,7 +235,7 @@ class World:
         return max(trains, key=lambda host: self.all.index(self.masters[host]))
 
     def check(self) -> bool:
-        """The law of one world: of the masters that live, one has a round whose nodes are all connected to it."""
+        """The invariant of one world: of the masters that live, one has a round whose nodes are all connected to it."""
         if self.timeline.now < self._next_check:
             return False
         self._next_check = self.timeline.now + CHECK_INTERVAL
@@ -355,7 +355,7 @@ def play(seed: int, lines: list[str] | None = None, kinds: Sequence[str] = KINDS
 def play_world(world: World, seed: int) -> tuple[str, int]:
     """Play the run of a seed. Raises Broken, whose message names the seed."""
     with ExitStack() as stack:
-        stack.enter_context(stand_ins(lambda: world.laws))
+        stack.enter_context(stand_ins(lambda: world.invariants))
 
         def launch(spec: kinds.Master, log: object, lost: LostMaster | None = None) -> Launcher:
             return Launcher(world, spec.host, spec.host, lost)

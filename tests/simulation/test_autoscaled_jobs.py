@@ -1,4 +1,5 @@
-"""Whole jobs in virtual time that scale themselves: every law holds, whatever happens to nodes and coordinators."""
+"""Whole jobs in virtual time that scale themselves: every invariant holds, whatever happens to nodes and
+coordinators."""
 
 from __future__ import annotations
 
@@ -21,21 +22,22 @@ class NotedProgram(ScaledProgram):
     """Notes the sizes that were wanted in each run, and how often the command ran that starts nodes."""
 
     def outcome(self) -> Outcome:
-        wanted.append(self.laws.targets)
-        commands.append(len(self.laws.runs))
+        wanted.append(self.invariants.targets)
+        commands.append(len(self.invariants.runs))
         return super().outcome()
 
 
 @pytest.mark.parametrize("first", [0, *only_long(*range(10, 300, 10))])
 @pytest.mark.parametrize("place", PLACES)
-def test_every_law_holds_in_jobs_that_scale_themselves(place: str, first: int) -> None:
+def test_every_invariant_holds_in_jobs_that_scale_themselves(place: str, first: int) -> None:
     wanted.clear()
     commands.clear()
     kind: type[Scenario] = PLACES[place]
     run: Callable[[int], Outcome] = partial(simulate, kind=kind, program=NotedProgram)
     run_seeds(run, first, 10)
     if first == 0:
-        # The laws only show something for jobs that try sizes. Of other ten runs few may live long enough for that.
+        # The invariants only show something for jobs that try sizes. Of other ten runs few may live long enough for
+        # that.
         assert sum(bool(targets) for targets in wanted) >= 3
         assert any(len(targets) > 1 for targets in wanted)
         assert any(commands)

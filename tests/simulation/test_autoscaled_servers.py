@@ -1,5 +1,5 @@
 """Jobs with parameter servers that choose their own numbers, with the real clients of a master and of etcd, in virtual
-time: every law holds, whatever happens to tasks, nodes and coordinators."""
+time: every invariant holds, whatever happens to tasks, nodes and coordinators."""
 
 from __future__ import annotations
 
@@ -33,11 +33,12 @@ class NotedProgram(ScaledServersProgram):
 
 @pytest.mark.parametrize("first", [0, *only_long(*range(8, 400, 8))])
 @pytest.mark.parametrize("place", PLACES)
-def test_every_law_holds_in_jobs_that_choose_their_numbers(place: str, first: int) -> None:
+def test_every_invariant_holds_in_jobs_that_choose_their_numbers(place: str, first: int) -> None:
     wanted.clear()
     run_seeds(partial(simulate, kind=PLACES[place], program=NotedProgram), first, 8)
     if first == 0:
-        # The laws only show something for jobs that try numbers. Of other eight runs few may live long enough for that.
+        # The invariants only show something for jobs that try numbers. Of other eight runs few may live long enough for
+        # that.
         assert sum(bool(numbers) for numbers in wanted) >= 3
         # Somewhere both the workers and the servers were chosen anew.
         assert any(len({workers for workers, _ in numbers if workers}) > 1 for numbers in wanted)

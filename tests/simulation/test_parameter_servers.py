@@ -16,7 +16,7 @@ from dlrover_run.coordination.coordinator import Coordinator
 from dlrover_run.coordination.records.plan import Plan, PlanPhase
 from dlrover_run.coordination.records.round import RoundKey
 from dlrover_run.words.reasons import Reasons
-from simulation.parameter_servers.laws import ClusterLaws
+from simulation.parameter_servers.invariants import ClusterInvariants
 from simulation.parameter_servers.program import ServersProgram
 from simulation.scenario import simulate
 from simulation.seeds import LONG_CHUNK, PLACES, Defect, Variant, cases, demand_found, patched, run_seeds
@@ -33,9 +33,9 @@ and 12 with etcd name one of these seeds."""
 
 
 @pytest.mark.parametrize(("place", "seeds"), SEEDS.items())
-def test_every_law_of_parameter_servers_holds(place: str, seeds: int) -> None:
+def test_every_invariant_of_parameter_servers_holds(place: str, seeds: int) -> None:
     outcomes = run_seeds(partial(simulate, kind=PLACES[place], program=ServersProgram), 0, seeds)
-    # The laws only show something for jobs in which something has happened.
+    # The invariants only show something for jobs in which something has happened.
     assert {"finished", "failed"} <= {outcome.phase for outcome in outcomes}
     assert sum(outcome.versions for outcome in outcomes) > seeds
     assert place == "etcd" or sum(outcome.planned for outcome in outcomes) > seeds / 20
@@ -46,7 +46,7 @@ def test_every_law_of_parameter_servers_holds(place: str, seeds: int) -> None:
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("chunk", range(10))
 @pytest.mark.parametrize("place", SEEDS)
-def test_every_law_of_parameter_servers_holds_for_ten_thousand_seeds(place: str, chunk: int) -> None:
+def test_every_invariant_of_parameter_servers_holds_for_ten_thousand_seeds(place: str, chunk: int) -> None:
     first = SEEDS[place] + chunk * LONG_CHUNK
     run_seeds(partial(simulate, kind=PLACES[place], program=ServersProgram), first, LONG_CHUNK)
 
@@ -200,7 +200,7 @@ def test_a_version_is_ended_by_what_was_lost_when_that_was_decided_on() -> None:
     ]
     world: Any = SimpleNamespace(nodes=nodes, limits=ClusterRules(), timeline=SimpleNamespace(now=0.0))
     with pytest.raises(Broken, match="its servers and its chief run"):
-        ClusterLaws(world).decided(before, after, {}, frozenset())
-    ClusterLaws(world).decided(before, after, {}, frozenset({server.key}))
+        ClusterInvariants(world).decided(before, after, {}, frozenset())
+    ClusterInvariants(world).decided(before, after, {}, frozenset({server.key}))
     nodes[0].cut = True
-    assert ClusterLaws(world).lost_tasks(before) == {server.key}
+    assert ClusterInvariants(world).lost_tasks(before) == {server.key}

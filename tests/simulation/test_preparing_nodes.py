@@ -1,4 +1,5 @@
-"""Nodes that prepare before they take part, in virtual time: every law holds, and defects of the product are found."""
+"""Nodes that prepare before they take part, in virtual time: every invariant holds, and defects of the product are
+found."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ def run(seed: int, place: str, program: type[TorchProgram] = PreparingProgram) -
     return simulate(seed, kind=PLACES[place], program=program)
 
 
-def test_every_law_holds_and_newcomers_join_when_they_are_ready() -> None:
+def test_every_invariant_holds_and_newcomers_join_when_they_are_ready() -> None:
     runs: list[TorchProgram] = []
     for (name, place), count in SEEDS.items():
         program = PROGRAMS[name]
@@ -43,8 +44,8 @@ def test_every_law_holds_and_newcomers_join_when_they_are_ready() -> None:
                 runs.append(self)
 
         run_seeds(partial(run, place=place, program=Counting), 0, count)
-    # The laws only show something for jobs in which something has happened.
-    assert sum(one.laws.newcomers.joined_ready for one in runs) > len(runs) / 16
+    # The invariants only show something for jobs in which something has happened.
+    assert sum(one.invariants.newcomers.joined_ready for one in runs) > len(runs) / 16
     assert sum(one.preparation.accidents for one in runs) > len(runs) / 4
     assert any(one.preparation.given_up for one in runs)
 
@@ -55,7 +56,7 @@ LONG = [(name, place, first) for (name, place), count in SEEDS.items() for first
 @pytest.mark.long
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(("name", "place", "first"), LONG)
-def test_every_law_holds_for_thousands_of_seeds(name: str, place: str, first: int) -> None:
+def test_every_invariant_holds_for_thousands_of_seeds(name: str, place: str, first: int) -> None:
     run_seeds(partial(run, place=place, program=PROGRAMS[name]), first, CHUNK)
 
 

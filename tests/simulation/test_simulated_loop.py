@@ -104,15 +104,15 @@ def test_a_defect_in_a_task_ends_the_run() -> None:
         bed.wait()
 
 
-def test_a_broken_law_ends_the_run_though_the_task_hides_it() -> None:
+def test_a_broken_invariant_ends_the_run_though_the_task_hides_it() -> None:
     bed = Bed()
 
     async def hide() -> None:
-        async def break_a_law() -> None:
-            raise Broken("a law")
+        async def break_a_invariant() -> None:
+            raise Broken("an invariant")
 
-        await asyncio.gather(break_a_law(), return_exceptions=True)
+        await asyncio.gather(break_a_invariant(), return_exceptions=True)
 
     bed.start(hide())
-    with pytest.raises(Broken, match="a law"):
+    with pytest.raises(Broken, match="an invariant"):
         bed.wait()

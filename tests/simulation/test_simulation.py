@@ -1,4 +1,5 @@
-"""Whole jobs in virtual time: the laws hold for many seeds, a seed replays exactly, and planted defects are found."""
+"""Whole jobs in virtual time: the invariants hold for many seeds, a seed replays exactly, and planted defects are
+found."""
 
 from __future__ import annotations
 
@@ -59,9 +60,9 @@ and 11 with etcd name one of these seeds."""
 
 
 @pytest.mark.parametrize(("place", "seeds"), SEEDS.items())
-def test_every_law_holds_whatever_happens(place: str, seeds: int) -> None:
+def test_every_invariant_holds_whatever_happens(place: str, seeds: int) -> None:
     outcomes = run_seeds(partial(simulate, kind=PLACES[place]), 0, seeds)
-    # The laws only show something for jobs in which something has happened.
+    # The invariants only show something for jobs in which something has happened.
     assert {"finished", "failed"} <= {outcome.phase for outcome in outcomes}
     assert sum(outcome.rounds for outcome in outcomes) > seeds
     assert sum(outcome.completed for outcome in outcomes) > seeds / 2
@@ -75,7 +76,7 @@ def test_every_law_holds_whatever_happens(place: str, seeds: int) -> None:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("chunk", range(10))
 @pytest.mark.parametrize("place", SEEDS)
-def test_every_law_holds_for_ten_thousand_seeds(place: str, chunk: int) -> None:
+def test_every_invariant_holds_for_ten_thousand_seeds(place: str, chunk: int) -> None:
     run_seeds(partial(simulate, kind=PLACES[place]), SEEDS[place] + chunk * LONG_CHUNK, LONG_CHUNK)
 
 

@@ -1,4 +1,5 @@
-"""Jobs whose workers outlive their round, in virtual time: every law holds, and defects of the product are found."""
+"""Jobs whose workers outlive their round, in virtual time: every invariant holds, and defects of the product are
+found."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ CHUNK = 1000
 
 
 class CountingProgram(SurvivorsProgram):
-    """Counts over all runs of a test what the laws are about."""
+    """Counts over all runs of a test what the invariants are about."""
 
     runs: list[SurvivorsProgram]
 
@@ -47,10 +48,10 @@ def run(seed: int, place: str) -> Outcome:
 
 
 @pytest.mark.parametrize("place", SEEDS)
-def test_every_law_holds_and_workers_keep_their_processes(place: str, runs: list[SurvivorsProgram]) -> None:
+def test_every_invariant_holds_and_workers_keep_their_processes(place: str, runs: list[SurvivorsProgram]) -> None:
     outcomes = run_seeds(partial(run, place=place), 0, SEEDS[place])
     assert {"finished", "failed"} <= {outcome.phase for outcome in outcomes}
-    # The laws only show something for jobs in which something has happened.
+    # The invariants only show something for jobs in which something has happened.
     assert sum(program.groups_in_place for program in runs) > SEEDS[place] / 3
     assert sum(program.kept for program in runs) > SEEDS[place] / 10
     assert place != "master" or any(program.given_up for program in runs)
@@ -61,7 +62,7 @@ def test_every_law_holds_and_workers_keep_their_processes(place: str, runs: list
 @pytest.mark.parametrize(
     ("place", "first"), [(place, first) for place, most in LONG.items() for first in range(0, most, CHUNK)]
 )
-def test_every_law_holds_for_ten_thousand_seeds(place: str, first: int) -> None:
+def test_every_invariant_holds_for_ten_thousand_seeds(place: str, first: int) -> None:
     run_seeds(partial(run, place=place), first, CHUNK)
 
 

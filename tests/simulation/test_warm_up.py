@@ -44,7 +44,7 @@ from simulation.seeds import NEAR, PLACES, Variant, patched, run_seeds
 from simulation.timeline import Broken, demand
 from simulation.torch import program as torch
 from simulation.torch.checks import Health
-from simulation.torch.newcomer_laws import NewcomerLaws
+from simulation.torch.newcomer_invariants import NewcomerInvariants
 from simulation.torch.program import PreparingProgram
 from tf_ps_runner.cluster.engine import ClusterEngine
 from tf_ps_runner.cluster.model import NAME, Cluster, RecoveryHint
@@ -153,7 +153,7 @@ def test_at_most_one_feature_is_the_engine_and_one_the_gate() -> None:
 
 
 class Watched:
-    """Checks the law that each node with a rank is warm, and counts how often some were."""
+    """Checks the invariant that each node with a rank is warm, and counts how often some were."""
 
     def __init__(self) -> None:
         self.warm = 0
@@ -180,7 +180,7 @@ def _with_warm_up(program: type[Program]) -> Callable[[Any, Random], JobRules]:
     return rules
 
 
-def is_warming(laws: NewcomerLaws, plan: Plan, now: float) -> bool:
+def is_warming(invariants: NewcomerInvariants, plan: Plan, now: float) -> bool:
     """Whether the nodes of the next round warm up, which takes no longer than the rules say."""
     state = WarmUpState.get(plan.parts)
     return bool(state.warming) and now < state.since + WARM_UP.seconds
@@ -192,7 +192,7 @@ def watched() -> Iterator[Watched]:
     with (
         patch.object(torch.TorchProgram, "rules", _with_warm_up(torch.TorchProgram)),
         patch.object(torch, "health_of", lambda seed: Health(Random(seed), CHECK_NEVER, 0)),
-        patch.object(NewcomerLaws, "is_held", is_warming),
+        patch.object(NewcomerInvariants, "is_held", is_warming),
         patch.object(WarmUpGate, "orders", lambda gate, plan, ranks: found.orders(gate, plan, ranks)),
     ):
         yield found
@@ -201,7 +201,7 @@ def watched() -> Iterator[Watched]:
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(("first", "count"), [(33, 4), *only_long((0, 1000))])
 @pytest.mark.parametrize("place", PLACES)
-def test_jobs_with_a_warm_up_keep_every_law(place: str, first: int, count: int, watched: Watched) -> None:
+def test_jobs_with_a_warm_up_keep_every_invariant(place: str, first: int, count: int, watched: Watched) -> None:
     run_seeds(partial(simulate, kind=PLACES[place]), first, count)
     assert watched.warm > count // 10
 
@@ -245,6 +245,8 @@ def test_a_round_that_waits_for_longer_than_the_warm_up_is_found(variant: Varian
         for seed in range(NEAR):
             try:
                 simulate(seed, program=PreparingProgram)
-            except Broken as law:
-                broken.append(str(law))
-    assert any("a job with enough nodes does not wait for one that prepares" in law for law in broken), broken
+            except Broken as invariant:
+                broken.append(str(invariant))
+    assert any("a job with enough nodes does not wait for one that prepares" in invariant for invariant in broken), (
+        broken
+    )

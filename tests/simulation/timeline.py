@@ -18,13 +18,13 @@ MAX_EVENTS = 400_000
 
 
 class Broken(BaseException):
-    """A law does not hold. No code under test may catch this."""
+    """An invariant does not hold. No code under test may catch this."""
 
 
-def demand(condition: bool, law: str) -> None:
-    """Raise Broken with the law unless the condition holds."""
+def demand(condition: bool, invariant: str) -> None:
+    """Raise Broken with the invariant unless the condition holds."""
     if not condition:
-        raise Broken(law)
+        raise Broken(invariant)
 
 
 def demand_no_internal_error(message: str | None) -> None:
@@ -84,7 +84,7 @@ class Timeline:
                 raise self._broken
 
     def break_off(self, broken: Broken) -> None:
-        """End the run after this event: the law was broken in a task, which does not pass on its exceptions."""
+        """End the run after this event: the invariant was broken in a task, which does not pass on its exceptions."""
         self._broken = self._broken or broken
 
     def note(self, who: str, what: str) -> None:

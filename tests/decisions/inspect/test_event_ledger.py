@@ -340,7 +340,7 @@ def logs(draw: st.DrawFn) -> tuple[LogOpened, list[Event]]:
     return head, events
 
 
-def assert_law(ledger: Ledger, head: LogOpened, last: float | None = None) -> None:
+def assert_invariant(ledger: Ledger, head: LogOpened, last: float | None = None) -> None:
     """The phases of each place add up to its wall clock, with neither a gap nor an overlap."""
     assert len(ledger.places) == head.workers or not head.workers
     for place in ledger.places:
@@ -368,7 +368,7 @@ def test_the_phases_add_up_to_the_wall_clock(
     head, events = log
     end = None if until is None else BEGAN + timedelta(seconds=until)
     ledger = build_ledger([AgentLog(head, tuple(events))], end, running)
-    assert_law(ledger, head, latest(head, events) if until is None else None)
+    assert_invariant(ledger, head, latest(head, events) if until is None else None)
 
 
 @given(logs(), st.data())
@@ -382,7 +382,7 @@ def test_they_add_up_for_a_truncated_file(log: tuple[LogOpened, list[Event]], da
         return
     assert found.events == tuple(events[: len(found.events)])
     assert found.unread <= 1
-    assert_law(build_ledger([found]), head, latest(head, found.events))
+    assert_invariant(build_ledger([found]), head, latest(head, found.events))
 
 
 @given(logs(), st.binary(max_size=40), st.data())
@@ -394,7 +394,7 @@ def test_they_add_up_with_damaged_lines(log: tuple[LogOpened, list[Event]], dama
     assert found is not None
     assert found.events == tuple(events)
     assert found.unread == 1
-    assert_law(build_ledger([found]), head)
+    assert_invariant(build_ledger([found]), head)
 
 
 @pytest.mark.parametrize(

@@ -85,7 +85,7 @@ class ServerNode(Node):
     @property
     def stale(self) -> bool:
         """Whether the node was declared lost, and has not yet ended the tasks of its former order."""
-        return self.world.laws.is_lost(self)
+        return self.world.invariants.is_lost(self)
 
     def talks_to(self, other: ServerNode) -> bool:
         """Whether the tasks of the two nodes reach each other."""
@@ -128,7 +128,7 @@ class ServerNode(Node):
         if self.left:
             return
         wanted = self.rendezvous.assignment
-        self.world.laws.taking(self.key, wanted)
+        self.world.invariants.taking(self.key, wanted)
         self._state.accept(wanted)
         self.order = order_of(wanted)
         order = self.order or NodeOrder(version=0)
@@ -219,7 +219,7 @@ class ServerNode(Node):
         if task.role is Role.PS:
             demand(servers[task.rank] == address, f"{task.key} is not at its own address")
         self.note(f"starts {task.key} (rank {task.rank}) of version {task.version}")
-        world.cluster_laws.started(self, task)
+        world.cluster_invariants.started(self, task)
         process = slot.process = Process(world, self, task, servers, address)
         process.on_end = lambda end: self.run(lambda: self._end(slot, end))
         random = self.timeline.random

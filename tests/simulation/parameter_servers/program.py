@@ -15,9 +15,9 @@ from dlrover_run.coordination.records.plan import OVER, Plan
 from dlrover_run.coordination.records.requests import Action, OperatorRequest
 from dlrover_run.coordination.records.round import NodeKey
 from dlrover_run.coordination.records.rules import JobRules
-from simulation.laws import Laws
+from simulation.invariants import Invariants
 from simulation.nodes import job_spec
-from simulation.parameter_servers.laws import ClusterLaws
+from simulation.parameter_servers.invariants import ClusterInvariants
 from simulation.parameter_servers.nodes import FORCED, ServerNode
 from simulation.parameter_servers.tensorflow import LEFT, Disk, Process
 from simulation.program import Outcome, Program
@@ -54,11 +54,11 @@ ENDS = (
 )
 
 
-class ServersLaws(Laws):
-    """Checks what is decided, stored and received. The laws of the cluster check each plan when it is stored: no node
-    receives a plan that a coordinator has decided on and cannot store."""
+class ServersInvariants(Invariants):
+    """Checks what is decided, stored and received. The invariants of the cluster check each plan when it is stored: no
+    node receives a plan that a coordinator has decided on and cannot store."""
 
-    kind: type[ClusterLaws] = ClusterLaws
+    kind: type[ClusterInvariants] = ClusterInvariants
 
     def __init__(self, rules: JobRules, durable: bool, nodes_stay: bool, program: ServersProgram) -> None:
         super().__init__(rules, durable, nodes_stay)
@@ -134,7 +134,7 @@ class ServersProgram(Program):
     flag = " --parameter-servers"
     always_durable = True
 
-    laws: ServersLaws
+    invariants: ServersInvariants
 
     def __init__(self, scenario: Scenario, seed: int) -> None:
         super().__init__(scenario, seed)
@@ -169,9 +169,9 @@ class ServersProgram(Program):
             ),
         )
 
-    def make_laws(self, durable: bool, nodes_stay: bool) -> ServersLaws:
-        self.laws = ServersLaws(self.scenario.rules, durable, nodes_stay, self)
-        return self.laws
+    def make_invariants(self, durable: bool, nodes_stay: bool) -> ServersInvariants:
+        self.invariants = ServersInvariants(self.scenario.rules, durable, nodes_stay, self)
+        return self.invariants
 
     def furnish(self) -> None:
         random = self.timeline.random
@@ -200,7 +200,7 @@ class ServersProgram(Program):
         self.hanging = self.crashing = 0
 
     def replenish(self, staying: set[str]) -> None:
-        if self.laws.over is None and (self.timeline.random.random() < 0.8 or not staying):
+        if self.invariants.over is None and (self.timeline.random.random() < 0.8 or not staying):
             self._rooms["late"] = (*ALL_ROOMS, Capacity(Role.EVALUATOR, 1))
             self.scenario.add_node("late")
 
@@ -209,9 +209,9 @@ class ServersProgram(Program):
 
     def demand_end(self) -> None:
         over = self.timeline.now + PATIENCE
-        self.timeline.run_until(over, lambda: self.laws.over is not None or not self.living())
-        plan = self.laws.plan
-        ended = self.laws.over is not None or not self.living()
+        self.timeline.run_until(over, lambda: self.invariants.over is not None or not self.living())
+        plan = self.invariants.plan
+        ended = self.invariants.over is not None or not self.living()
         demand(ended, f"the job does not end: {plan.phase.value}, {plan.reason}")
         self.timeline.run_until(self.timeline.now + PATIENCE, lambda: not self.living())
         names = ", ".join(node.name for node in self.living())
@@ -220,15 +220,15 @@ class ServersProgram(Program):
         demand(not left, f"{left and left[0]} is still running when its agent has ended")
 
     def outcome(self) -> Outcome:
-        over = self.laws.over
-        cluster = cluster_of(over if over is not None else self.laws.plan) or Cluster()
+        over = self.invariants.over
+        cluster = cluster_of(over if over is not None else self.invariants.plan) or Cluster()
         return Outcome(
             over.phase.value if over is not None and over.phase in OVER else "",
             self.scenario.coordinators,
             self.timeline.now,
             restarts=sum(state.failures + state.memory_restarts for state in cluster.roles),
             versions=cluster.version,
-            planned=len(self.laws.cluster.spared),
+            planned=len(self.invariants.cluster.spared),
         )
 
     @property
@@ -240,8 +240,8 @@ class ServersProgram(Program):
         return cluster_rules(self.scenario.rules)
 
     @property
-    def cluster_laws(self) -> ClusterLaws:
-        return self.laws.cluster
+    def cluster_invariants(self) -> ClusterInvariants:
+        return self.invariants.cluster
 
     def living(self) -> list[ServerNode]:
         return [node for node in self.nodes if node.alive and not node.left]

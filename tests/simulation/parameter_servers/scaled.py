@@ -19,9 +19,9 @@ from dlrover_run.coordination.records.rules import JobRules
 from dlrover_run.features.autoscale.rules import STRONG, AutoscaleRules
 from dlrover_run.features.autoscale.search import MAX_CRASHES
 from simulation.nodes import job_spec
-from simulation.parameter_servers.laws import ClusterLaws
+from simulation.parameter_servers.invariants import ClusterInvariants
 from simulation.parameter_servers.nodes import ServerNode
-from simulation.parameter_servers.program import ServersLaws, ServersProgram
+from simulation.parameter_servers.program import ServersInvariants, ServersProgram
 from simulation.timeline import demand
 from tf_ps_runner.agent.pace import PaceReport, SeenTask
 from tf_ps_runner.cluster.choice import ReplicaChoice
@@ -37,9 +37,9 @@ if TYPE_CHECKING:
 CHANGES = (Stage.CHANGING, Stage.PAUSING, Stage.SAVING)
 
 
-class ScaledClusterLaws(ClusterLaws):
-    """The laws of every job with parameter servers, and those of its choice: it stays within the bounds, changes one
-    thing at a time, takes no server away, and excuses a few failures only."""
+class ScaledClusterInvariants(ClusterInvariants):
+    """The invariants of every job with parameter servers, and those of its choice: it stays within the bounds, changes
+    one thing at a time, takes no server away, and excuses a few failures only."""
 
     world: ScaledServersProgram
 
@@ -95,8 +95,8 @@ def _is_news(choice: ReplicaChoice) -> bool:
     return any(code.within(choice.servers.reasons) for code in (ServersCode.PROCESSOR, ServersCode.MEMORY))
 
 
-class ScaledServersLaws(ServersLaws):
-    kind = ScaledClusterLaws
+class ScaledServersInvariants(ServersInvariants):
+    kind = ScaledClusterInvariants
 
 
 class ScaledServerNode(ServerNode):
@@ -151,7 +151,7 @@ class ScaledServersProgram(ServersProgram):
 
     flag = " --scaled-servers"
 
-    laws: ScaledServersLaws
+    invariants: ScaledServersInvariants
 
     def __init__(self, scenario: Scenario, seed: int) -> None:
         super().__init__(scenario, seed)
@@ -163,9 +163,9 @@ class ScaledServersProgram(ServersProgram):
         limits = AutoscaleRules(scaling=STRONG, block=0.5, warm_up=0.5, tolerance=0.1, node_timeout=5.0, retry=60.0)
         return replace(rules, parts=with_part(rules.parts, limits))
 
-    def make_laws(self, durable: bool, nodes_stay: bool) -> ScaledServersLaws:
-        self.laws = ScaledServersLaws(self.scenario.rules, durable, nodes_stay, self)
-        return self.laws
+    def make_invariants(self, durable: bool, nodes_stay: bool) -> ScaledServersInvariants:
+        self.invariants = ScaledServersInvariants(self.scenario.rules, durable, nodes_stay, self)
+        return self.invariants
 
     def furnish(self) -> None:
         super().furnish()

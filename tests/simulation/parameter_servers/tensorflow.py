@@ -112,11 +112,11 @@ class Process:
             demand(one.model in (None, version), f"{self.task.key} begins with what was left of version {one.model}")
         if any(one.model is None for one in peers):
             peers[0].model_step = self.world.disk.step
-            self.world.cluster_laws.restored(self, self.world.disk.step)
+            self.world.cluster_invariants.restored(self, self.world.disk.step)
         for one in peers:
             one.model = version
         self.restored = self.step = peers[0].model_step
-        self.world.cluster_laws.chief_ready(self)
+        self.world.cluster_invariants.chief_ready(self)
         self._become_ready()
         self.saved_at = self.world.timeline.now
         self._again(self._lead)
@@ -128,7 +128,7 @@ class Process:
         if order is not None and order.save:
             if peers is not None:
                 self._save(peers[0])
-                self.world.cluster_laws.saved_and_left(self)
+                self.world.cluster_invariants.saved_and_left(self)
                 self.end(LEFT)
             else:
                 self._again(self._lead)
@@ -152,7 +152,7 @@ class Process:
         self.saved_at = self.world.timeline.now
 
     def _train(self, server: Process) -> None:
-        self.world.cluster_laws.trains(self)
+        self.world.cluster_invariants.trains(self)
         server.model_step += 1
         if server.model_step % 10 == 0:
             self.step = server.model_step
@@ -167,7 +167,7 @@ class Process:
         if order is None or not order.open or peers is None or any(one.model is None for one in peers):
             self._again(self._wait_at_gate)
             return
-        self.world.cluster_laws.passes_gate(self)
+        self.world.cluster_invariants.passes_gate(self)
         self.trains = True
         self._become_ready()
         self._again(self._work)

@@ -137,7 +137,7 @@ class SurvivorNode(TorchNode):
             elif code == 0:
                 current.done.add(process.local_rank)
                 if current.succeeded and self._state.ranks is not None:
-                    self._survivors.laws.succeeding(self.key, self._state.ranks)
+                    self._survivors.invariants.succeeding(self.key, self._state.ranks)
             elif current.failure is None:
                 rank = 0 if self._state.ranks is None else self._state.ranks.first_rank + process.local_rank
                 current.failure = WorkerExit(rank, process.local_rank, 1, code, 0.0, stderr_tail=words)
@@ -150,7 +150,7 @@ class SurvivorNode(TorchNode):
             return
         wanted = self.rendezvous.assignment
         if not self._leaving:
-            self._survivors.laws.taking(self.key, wanted)
+            self._survivors.invariants.taking(self.key, wanted)
             self._epoch = wanted.epoch
             self._state.accept(wanted)
             self._follow_round(SurvivorsAssignment.find(wanted.parts))
@@ -224,7 +224,7 @@ class SurvivorNode(TorchNode):
             slot.record = slot.record.note_informed(self.part.formation, self.time())
             self._send(slot, ranks, self.part.formation)
         elif due.step is Step.REPLACE:
-            self._survivors.laws.replacing(process, self.part)
+            self._survivors.invariants.replacing(process, self.part)
             self._stop(slot)
         elif due.step is Step.GIVE_UP:
             self.note(f"gives up worker {process.pid}")
@@ -242,7 +242,7 @@ class SurvivorNode(TorchNode):
         assert self.part is not None, "a node with ranks has a part"
         rank = ranks.first_rank + slot.process.local_rank
         order = Order(ranks.key, rank, ranks.world_size, self.part.timeout, formation)
-        self._survivors.laws.ordering(slot.process, order)
+        self._survivors.invariants.ordering(slot.process, order)
         slot.process.send(order)
         # What is due next, if it does not answer.
         self.call_soon(self._follow)

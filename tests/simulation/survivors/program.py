@@ -16,15 +16,15 @@ from simulation.nodes import job_spec
 from simulation.survivors.nodes import SurvivorNode
 from simulation.survivors.processes import BLOCK, OLDER, WITHOUT, Group, Groups, Order, WorkerProcess
 from simulation.timeline import demand
-from simulation.torch.laws import TorchLaws
+from simulation.torch.invariants import TorchInvariants
 from simulation.torch.program import TorchProgram
 
 REACTION = 1.0
 """Seconds that an agent may be late."""
 
 
-class SurvivorsLaws(TorchLaws):
-    """The laws of groups that form in place, besides those of rounds."""
+class SurvivorsInvariants(TorchInvariants):
+    """The invariants of groups that form in place, besides those of rounds."""
 
     program: SurvivorsProgram
 
@@ -81,7 +81,7 @@ class SurvivorsProgram(TorchProgram):
 
     flag = " --survivors"
 
-    laws: SurvivorsLaws
+    invariants: SurvivorsInvariants
 
     def __init__(self, *given: object) -> None:
         super().__init__(*given)  # type: ignore[arg-type]
@@ -96,16 +96,16 @@ class SurvivorsProgram(TorchProgram):
         timeout = self._own.choice((5.0, 15.0, 30.0))
         return replace(super().rules(random), parts=(SurvivorsRules(reconfigure_timeout=timeout),))
 
-    def make_laws(self, durable: bool, nodes_stay: bool) -> SurvivorsLaws:
+    def make_invariants(self, durable: bool, nodes_stay: bool) -> SurvivorsInvariants:
         self.health.mode = 0
-        self.laws = SurvivorsLaws(self.scenario.rules, durable, nodes_stay, self.health)
-        self.laws.program = self
-        return self.laws
+        self.invariants = SurvivorsInvariants(self.scenario.rules, durable, nodes_stay, self.health)
+        self.invariants.program = self
+        return self.invariants
 
     def furnish(self) -> None:
         super().furnish()
         self.groups = Groups(self.timeline, self._seed, self.workers, self.timeline.random.uniform(3, 60))
-        self.groups.formed = self.laws.forming
+        self.groups.formed = self.invariants.forming
         self.groups.is_alive = self._has_store
         self.workers.marks_every = 0.0
         # Some survivors are given up first.

@@ -62,7 +62,7 @@ class TorchNode(Node):
     def note_ready(self) -> None:
         """What its template imports is there, or will never be."""
         self.note("is ready")
-        self._program.laws.newcomers.note_ready(self.key)
+        self._program.invariants.newcomers.note_ready(self.key)
         watch_report(self, REACTION, lambda: self._reports_preparing, "a node that is ready reports it")
 
     def _prepare(self, spec: JobSpec) -> None:
@@ -92,7 +92,7 @@ class TorchNode(Node):
             return
         wanted = self.rendezvous.assignment
         if not self._leaving:
-            self._program.laws.taking(self.key, wanted)
+            self._program.invariants.taking(self.key, wanted)
             if wanted.epoch != self._epoch:
                 self._epoch = wanted.epoch
                 self.note(f"obeys the coordinator of epoch {wanted.epoch}")
@@ -187,7 +187,7 @@ class TorchNode(Node):
         group = self.group
         assert group is not None, "workers that end were started"
         if group.succeeded:
-            self._program.laws.succeeding(self.key, group.ranks)
+            self._program.invariants.succeeding(self.key, group.ranks)
         self.note("its workers succeed" if group.succeeded else "a worker fails")
         self.run(self._receive)
 

@@ -30,7 +30,7 @@ class Operator:
     def begin(self, until: float) -> None:
         if self.is_here and until > LAST_REQUEST:
             # Nodes leave, and rounds become smaller, at the request of the operator.
-            self._scenario.laws.nodes_stay = False
+            self._scenario.invariants.nodes_stay = False
             for _ in range(self._random.randint(1, 4)):
                 self._scenario.timeline.after(self._random.uniform(0, until - LAST_REQUEST), self._act)
 

@@ -89,13 +89,13 @@ class Preparation:
     def _happen(self, node: Node, accident: str) -> None:
         scenario = self._scenario
         if accident == "kill":
-            scenario.laws.nodes_stay = False
+            scenario.invariants.nodes_stay = False
             node.kill()
         elif accident == "go":
-            scenario.laws.nodes_stay = False
+            scenario.invariants.nodes_stay = False
             node.ask_to_go()
         elif accident == "cut":
-            scenario.laws.nodes_stay = False
+            scenario.invariants.nodes_stay = False
             for direction in (TO_MASTER, TO_NODE):
                 node.link.hold(direction)
             scenario.timeline.after(self._random.choice((1.0, 10.0, 40.0)), node.link.heal)
@@ -158,15 +158,15 @@ def start_preparing(node: Node, spec: JobSpec, on_ready: Callable[[], None]) -> 
     return starter
 
 
-def watch_report(node: Node, seconds: float, is_reported: Callable[[], bool], law: str) -> None:
-    """Demand the law that the node does not report any more after so many seconds that it prepares. The time for which
-    it was stopped does not count."""
+def watch_report(node: Node, seconds: float, is_reported: Callable[[], bool], invariant: str) -> None:
+    """Demand the invariant that the node does not report any more after so many seconds that it prepares. The time for
+    which it was stopped does not count."""
     due = node.timeline.now + seconds
 
     def check() -> None:
         if node.timeline.now > due + REACTION:
-            watch_report(node, REACTION, is_reported, law)
+            watch_report(node, REACTION, is_reported, invariant)
         else:
-            demand(node.left or node.is_leaving or not is_reported(), law)
+            demand(node.left or node.is_leaving or not is_reported(), invariant)
 
     node.call_later(seconds, check)

@@ -20,7 +20,7 @@ from simulation.nodes import job_spec
 from simulation.program import Outcome, Program
 from simulation.timeline import demand
 from simulation.torch.checks import CHECK_TIMEOUT, health_of
-from simulation.torch.laws import TorchLaws
+from simulation.torch.invariants import TorchInvariants
 from simulation.torch.nodes import TorchNode
 from simulation.torch.operator import Operator
 from simulation.torch.preparation import Preparation
@@ -65,7 +65,7 @@ class TorchProgram(Program):
     """Workers of one round at a time, in some runs after a node check. `slow_stop` and `slow_start` are the seconds
     that workers take at most."""
 
-    laws: TorchLaws
+    invariants: TorchInvariants
     nodes_prepare = False
     """Whether nodes import what their workers need before they take part."""
 
@@ -96,17 +96,17 @@ class TorchProgram(Program):
             rules = replace(rules, scale_wait=self._saving.choice((0.0, 3.0, 10.0)))
         return self.preparation.rules(rules)
 
-    def make_laws(self, durable: bool, nodes_stay: bool) -> TorchLaws:
-        self.laws = TorchLaws(self.scenario.rules, durable, nodes_stay, self.health)
-        return self.laws
+    def make_invariants(self, durable: bool, nodes_stay: bool) -> TorchInvariants:
+        self.invariants = TorchInvariants(self.scenario.rules, durable, nodes_stay, self.health)
+        return self.invariants
 
     def furnish(self) -> None:
         random = self.timeline.random
         self.workers = Workers(self.timeline, work=random.uniform(3, 60), patience=HUNG)
         self.workers.late = self.preparation.longest
         self.workers.marks_every = self._marks_every
-        self.laws.marks = self.workers.marks
-        self.laws.newcomers.clock = lambda: self.timeline.now
+        self.invariants.marks = self.workers.marks
+        self.invariants.newcomers.clock = lambda: self.timeline.now
         self.workers.fixed_store = self.scenario.rules.store is not None
         self.slow_stop = random.choice((0.1, 2.0, 15.0))
         self.slow_start = random.choice((0.1, 3.0))
@@ -140,7 +140,7 @@ class TorchProgram(Program):
         staying -= {key.node_id for key in self.health.planted}
         if (plan := self.scenario.plan) is not None:
             staying -= {key.node_id for key in (*plan.draining, *plan.to_drain)}
-        if not self.scenario.is_short and self.laws.over is None:
+        if not self.scenario.is_short and self.invariants.over is None:
             for _ in range(self.scenario.rules.min_size - len(staying)):
                 self.scenario.add_node()
 
@@ -159,7 +159,7 @@ class TorchProgram(Program):
 
     @property
     def _is_settled(self) -> bool:
-        return self.laws.over is not None or not self._living or self._trains()
+        return self.invariants.over is not None or not self._living or self._trains()
 
     def _trains(self) -> bool:
         plan = self.scenario.plan
@@ -175,21 +175,21 @@ class TorchProgram(Program):
         self.timeline.run_until(bound, lambda: not self._living)
         names = ", ".join(node.name for node in self._living)
         demand(not self._living, f"a job without faults ends, and {names} is notified")
-        blamed = self.laws.blamed - self.workers.failed
+        blamed = self.invariants.blamed - self.workers.failed
         gentle = self.scenario.trouble == "gentle"
         demand(not gentle or not blamed, f"a change of membership costs no restart, but {blamed} did")
 
     def outcome(self) -> Outcome:
-        laws, over = self.laws, self.laws.over
+        invariants, over = self.invariants, self.invariants.over
         return Outcome(
             over.phase.value if over else "",
             self.scenario.coordinators,
             self.timeline.now,
-            restarts=laws.restarts,
-            rounds=laws.rounds,
+            restarts=invariants.restarts,
+            rounds=invariants.rounds,
             completed=len(self.workers.completed),
-            checks=laws.checks,
-            dismissed=len(laws.dismissed),
+            checks=invariants.checks,
+            dismissed=len(invariants.dismissed),
         )
 
     @property

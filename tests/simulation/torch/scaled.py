@@ -24,7 +24,7 @@ from dlrover_run.observe.tick import Tick
 from dlrover_run.spec import JobSpec
 from simulation.nodes import job_spec
 from simulation.timeline import demand
-from simulation.torch.laws import TorchLaws
+from simulation.torch.invariants import TorchInvariants
 from simulation.torch.nodes import TorchNode
 from simulation.torch.program import TorchProgram
 
@@ -32,9 +32,9 @@ RETRY = 60.0
 """Seconds until nodes that did not come are requested again."""
 
 
-class ScaledLaws(TorchLaws):
-    """The laws of torch jobs, and those of the autoscaler: each state can be stored, failures are excused a few times
-    only, and the command that starts nodes runs once for each wish, and never twice at a time."""
+class ScaledInvariants(TorchInvariants):
+    """The invariants of torch jobs, and those of the autoscaler: each state can be stored, failures are excused a few
+    times only, and the command that starts nodes runs once for each wish, and never twice at a time."""
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
@@ -136,7 +136,7 @@ class ScaledNode(TorchNode):
         self._begun, random = run.key, Random(f"command {run.key}")
         seconds = min(run.seconds, random.expovariate(0.5))
         assert isinstance(self._program, ScaledProgram)
-        self._program.laws.beginning(self.key, run, self.timeline.now + seconds, self.timeline.now)
+        self._program.invariants.beginning(self.key, run, self.timeline.now + seconds, self.timeline.now)
 
         def end() -> None:
             self._result = CommandResult(run.key, random.random() < 0.3)
@@ -146,7 +146,7 @@ class ScaledNode(TorchNode):
 
     def _leave(self) -> None:
         assert isinstance(self._program, ScaledProgram)
-        self._program.laws.ending(self.key, self.timeline.now)
+        self._program.invariants.ending(self.key, self.timeline.now)
         if self._throughput is not None:
             self._throughput.close()
             self._tick.close()
@@ -168,9 +168,9 @@ class ScaledProgram(TorchProgram):
         """Return the throughput of a round with that many nodes."""
         return 20.0 * min(nodes, self._knee)
 
-    def make_laws(self, durable: bool, nodes_stay: bool) -> ScaledLaws:
-        self.laws: ScaledLaws = ScaledLaws(self.scenario.rules, durable, nodes_stay, self.health)
-        return self.laws
+    def make_invariants(self, durable: bool, nodes_stay: bool) -> ScaledInvariants:
+        self.invariants: ScaledInvariants = ScaledInvariants(self.scenario.rules, durable, nodes_stay, self.health)
+        return self.invariants
 
     def new_node(self, name: str, number: int, is_return: bool) -> ScaledNode:
         random, rules = self.timeline.random, self.scenario.rules

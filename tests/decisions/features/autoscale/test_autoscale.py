@@ -1,4 +1,4 @@
-"""The autoscaler's decisions one by one, and the laws that hold whatever happens to a job."""
+"""The autoscaler's decisions one by one, and the invariants that hold whatever happens to a job."""
 
 from __future__ import annotations
 
@@ -388,7 +388,7 @@ def test_of_sizes_that_cannot_be_told_apart_the_smallest_is_best() -> None:
     assert best_size(known, 0.5, 0.025).size == 2
 
 
-# Laws.
+# Invariants.
 
 
 def test_a_state_with_everything_at_its_bound_is_small_enough_for_a_plan() -> None:
@@ -412,7 +412,7 @@ def lives(draw: st.DrawFn) -> tuple[Sizes, list[float], list[tuple[float, int, b
 
 @settings(max_examples=25, deadline=None)
 @given(lives())
-def test_whatever_happens_the_laws_hold(life: tuple[Sizes, list[float], list[tuple[float, int, bool]]]) -> None:
+def test_whatever_happens_the_invariants_hold(life: tuple[Sizes, list[float], list[tuple[float, int, bool]]]) -> None:
     sizes, curve, events = life
     state, now, size, round_, began = AutoscaleState(), 0.0, sizes.most, 1, 0.0
     failure: Failure | None = None

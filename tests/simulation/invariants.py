@@ -1,4 +1,4 @@
-"""The laws (invariants) of every run of every program: each is checked at the step that could break it."""
+"""The invariants of every run of every program: each is checked at the step that could break it."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ UNSEEN_SLEEP = 0.4
 Decide = Callable[[Job, Plan, Members, float], Decision]
 
 
-class Laws:
-    """Checks the laws of one run. If `durable`, its masters have a journal, so no round is lost before the job is over.
+class Invariants:
+    """Checks the invariants of one run. If `durable`, its masters have a journal, so no round is lost before the job is
+    over.
 
     If `nodes_stay`, no node has left or was cut off so far, whatever happens to masters. If `calm`, each node without
     heartbeats has ended, and all others answer in time.
@@ -56,7 +57,7 @@ class Laws:
         self.cut_off.add(node)
 
     def deciding(self, job: Job, plan: Plan, present: Members, now: float, real: Decide = decide) -> Decision:
-        """Call `decide`, and check the laws of a single decision."""
+        """Call `decide`, and check the invariants of a single decision."""
         decision = real(job, plan, present, now)
         after = decision.plan
         again = real(job, after, present, now)
@@ -74,10 +75,10 @@ class Laws:
         return decision
 
     def _check_state(self, plan: Plan, after: Plan, present: Members, now: float) -> None:
-        """Check the laws of each decision, also of a decision that changes nothing."""
+        """Check the invariants of each decision, also of a decision that changes nothing."""
 
     def _check_change(self, plan: Plan, after: Plan, present: Members, now: float) -> None:
-        """Check the laws of a decision that changes the plan."""
+        """Check the invariants of a decision that changes the plan."""
         if after.phase in OVER:
             self.over = after
 

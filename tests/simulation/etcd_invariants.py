@@ -1,4 +1,4 @@
-"""The laws for the keys of a job in etcd, checked at each commit that could break them."""
+"""The invariants for the keys of a job in etcd, checked at each commit that could break them."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from dlrover_run.coordination.records.round import NodeKey, RoundKey
 from dlrover_run.rendezvous.kv.records import Keys, StoredPlan, decode_record, wanted_value
 from dlrover_run.store.operations import KeyValue
 from simulation.etcd import EtcdCluster
-from simulation.laws import Laws
+from simulation.invariants import Invariants
 from simulation.timeline import Process, demand
 
 
 class Store:
-    """The records in etcd, and their laws: each is checked at the commit that could break it."""
+    """The records in etcd, and their invariants: each is checked at the commit that could break it."""
 
-    def __init__(self, cluster: EtcdCluster, laws: Laws, keys: Keys) -> None:
+    def __init__(self, cluster: EtcdCluster, invariants: Invariants, keys: Keys) -> None:
         self._cluster = cluster
-        self._laws = laws
+        self._invariants = invariants
         self._keys = keys
         self._stored_rounds: set[tuple[RoundKey, PlanPhase, int]] = set()
         self._leaders: set[int] = set()
@@ -83,8 +83,8 @@ class Store:
                 demand(wanted is None or has_wish, "the wish is published")
         if keys.plan in before and keys.plan not in after:
             all_have_left = not any(key.startswith(keys.nodes) for key in after)
-            demand(all_have_left or self._laws.over is not None, "a job is not forgotten while it has nodes")
-            self._laws.forgetting(all_have_left)
+            demand(all_have_left or self._invariants.over is not None, "a job is not forgotten while it has nodes")
+            self._invariants.forgetting(all_have_left)
 
     def _check_report(self, after: KeyValue) -> None:
         now = _without_memory(decode_record(after.value, NodeReport))
@@ -96,7 +96,7 @@ class Store:
     def _check_plan(self, before: Plan | None, after: Plan | None) -> None:
         assert after is not None, "it was just written"
         demand(before is None or after.epoch >= before.epoch, "epochs grow")
-        self._laws.storing(before, after, self._cluster.timeline.now)
+        self._invariants.storing(before, after, self._cluster.timeline.now)
         self._stored_rounds.add((after.key, after.phase, after.restart_count))
 
 

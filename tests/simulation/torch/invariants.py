@@ -1,4 +1,4 @@
-"""The laws of every run of a torch job."""
+"""The invariants of every run of a torch job."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ from dlrover_run.features.node_check.decision.round import CHECK_MARGIN, key_of
 from dlrover_run.job_status.status import JobStatus
 from dlrover_run.rendezvous.client import AskFailed
 from dlrover_run.words.reasons import Code
-from simulation.laws import Laws
+from simulation.invariants import Invariants
 from simulation.timeline import demand
 from simulation.torch.checks import ALLOWED_STATUSES, HOPELESS, Health
-from simulation.torch.newcomer_laws import NewcomerLaws, preparing_newcomers, sized
+from simulation.torch.newcomer_invariants import NewcomerInvariants, preparing_newcomers, sized
 
 
-class TorchLaws(Laws):
+class TorchInvariants(Invariants):
     """Checks rounds, ranks, the restart budget and the node check. `found_kinds` has the kinds of problems that a
     check had to find."""
 
     def __init__(self, rules: JobRules, durable: bool, nodes_stay: bool, health: Health) -> None:
         super().__init__(rules, durable, nodes_stay)
         self.health = health
-        self.newcomers = NewcomerLaws(rules)
+        self.newcomers = NewcomerInvariants(rules)
         self._charged: set[RoundKey] = set()
         self._charge_times: list[float] = []
         self._taken: dict[RoundKey, tuple[int, int, str, int]] = {}

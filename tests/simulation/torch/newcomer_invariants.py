@@ -1,4 +1,5 @@
-"""The laws of nodes that join a running job: what they prepare delays no round, and a round waits for nothing else."""
+"""The invariants of nodes that join a running job: what they prepare delays no round, and a round waits for nothing
+else."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ UNDISTURBED = (NodePhase.WAITING, NodePhase.RUNNING)
 """The phases of a node whose workers start or work."""
 
 
-class NewcomerLaws:
+class NewcomerInvariants:
     """Checks one run. `joined_ready` counts rounds that newcomers have begun which had prepared before."""
 
     def __init__(self, rules: JobRules) -> None:

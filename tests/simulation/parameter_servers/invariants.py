@@ -1,4 +1,4 @@
-"""The laws of every run of a job with parameter servers: for its processes, and for each plan that is stored."""
+"""The invariants of every run of a job with parameter servers: for its processes, and for each plan that is stored."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ COSTLY = frozenset({EndCause.FAILURE, EndCause.SILENT, EndCause.REPEATED})
 SERVED = (Stage.TRAINING, Stage.CHANGING, Stage.PAUSING, Stage.SAVING)
 
 
-class ClusterLaws:
+class ClusterInvariants:
     """Checks the actions of processes and the stored plans. A node that is cut off may carry out its last order until
     it is connected again, because no other process can stop it."""
 
