@@ -54,7 +54,7 @@ MAX_WORKERS = 50_000
 """Workers that one stack names."""
 
 NODE_TIMEOUT = 5.0
-"""Seconds that a node has to answer. Its workers have `features.hangs.stacks.read.STACKS_TIMEOUT` of them."""
+"""Seconds that a node has to answer. Its workers have `stacks.read.STACKS_TIMEOUT` of them."""
 
 _STACK_BYTES = 32
 """Bytes of a stack besides its workers and its calls."""

@@ -139,7 +139,7 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
 
     async def stacks(self, rank: int | None) -> NodeStacks:
         # Imported only here: a launch does not wait for it.
-        from dlrover_run.features.hangs.stacks.worker_stacks import node_stacks
+        from dlrover_run.stacks.worker_stacks import node_stacks
 
         round_ = self._round
         asked = [] if round_ is None else [one for one in round_.group.running if rank in (None, one.spec.rank)]

@@ -87,7 +87,7 @@ CORE = ("agent", "workers", "processes", "output")
 
 KNOWN = {
     "agent": {"operate"},
-    "workers": {"hangs", "operate"},
+    "workers": {"operate"},
 }
 """Features that rooms of the core import still. A name goes when the import does."""
 

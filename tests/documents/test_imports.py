@@ -126,10 +126,8 @@ NAMED = {
     "coordination/records/activity.py": "a field of what `status --json` prints",
     "job_status/hang_text.py": "prints what is in that field",
     "coordination/records/size_choice.py": "fields of what `status --json` prints",
-    "job_status/stacks.py": "names the limit of those who read the stacks",
     "job_status/progress.py": "fields of what `status --json` prints",
     "job_status/status.py": "fields of what `status --json` prints",
-    "workers/adapter.py": "reads stacks by a module in the folder of hangs",
 }
 """Modules of the core that name a feature still, and why. A line goes when its module names none."""
 

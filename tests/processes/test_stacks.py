@@ -15,13 +15,13 @@ from pathlib import Path
 import pytest
 from harness import only_long
 
-from dlrover_run.features.hangs.stacks import lines, read
-from dlrover_run.features.hangs.stacks.layouts import Lines
-from dlrover_run.features.hangs.stacks.read import Reading, RoundStacks, read_process_stacks
-from dlrover_run.features.hangs.stacks.reader import NoPython, StackReader
-from dlrover_run.features.hangs.stacks.stacks import Stack
-from dlrover_run.features.hangs.stacks.worker_stacks import node_stacks
 from dlrover_run.job_status.stacks import MissingStacks, StackProblem
+from dlrover_run.stacks import lines, read
+from dlrover_run.stacks.layouts import Lines
+from dlrover_run.stacks.read import Reading, RoundStacks, read_process_stacks
+from dlrover_run.stacks.reader import NoPython, StackReader
+from dlrover_run.stacks.stack import Stack
+from dlrover_run.stacks.worker_stacks import node_stacks
 
 WAIT = 60
 

@@ -30,12 +30,12 @@ from dlrover_run.features.hangs.node.stall_exchange import StallExchange
 from dlrover_run.features.hangs.node.stall_report import StallReport
 from dlrover_run.features.hangs.node.stall_watch import StallWatch
 from dlrover_run.features.hangs.search.round_detectors import RoundDetectors
-from dlrover_run.features.hangs.stacks.stacks import Frame, Stack, Thread
 from dlrover_run.features.hangs.stalls.observer import StallObserver
 from dlrover_run.features.hangs.stalls.rules import StallRules
 from dlrover_run.observe.processes import ProcessFigures, WorkerFigures
 from dlrover_run.observe.records import Evidence, Traffic
 from dlrover_run.observe.tick import Tick
+from dlrover_run.stacks.stack import Frame, Stack, Thread
 from simulation.timeline import Broken
 
 KEY = RoundKey(1, 1)

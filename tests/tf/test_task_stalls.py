@@ -8,9 +8,9 @@ from dlrover_run.features.hangs.search.detector import MIN_LIMIT, AskStacks, Dec
 from dlrover_run.features.hangs.search.guilt import GuiltCode
 from dlrover_run.features.hangs.search.spin import PROBES
 from dlrover_run.features.hangs.search.suspects import Place, Suspect
-from dlrover_run.features.hangs.stacks.stacks import Frame, Stack, Thread
 from dlrover_run.observe.processes import ProcessFigures, WorkerFigures
 from dlrover_run.observe.records import Evidence, Traffic
+from dlrover_run.stacks.stack import Frame, Stack, Thread
 from tf_ps_runner.agent.task_stalls import (
     SCRIPT_MIN_QUIET,
     WAITING_MIN_QUIET,

@@ -122,7 +122,7 @@ class TensorFlowAdapter(FrameworkAdapter[TaskKey]):
 
     async def stacks(self, rank: int | None) -> NodeStacks:
         # Imported only here: a launch does not wait for it. Without ranks no question names one.
-        from dlrover_run.features.hangs.stacks.worker_stacks import node_stacks
+        from dlrover_run.stacks.worker_stacks import node_stacks
 
         return await node_stacks(dict(self._tasks.processes))
 

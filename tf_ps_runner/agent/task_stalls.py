@@ -26,8 +26,8 @@ from dlrover_run.features.hangs.search.detector import (
 )
 from dlrover_run.features.hangs.search.guilt import Finding, GuiltCode
 from dlrover_run.features.hangs.search.suspects import Place, Suspect
-from dlrover_run.features.hangs.stacks.stacks import Stack
 from dlrover_run.observe.records import Evidence
+from dlrover_run.stacks.stack import Stack
 from tf_ps_runner.cluster.model import Role
 from tf_ps_runner.cluster.rules import ROLES
 

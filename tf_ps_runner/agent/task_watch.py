@@ -15,12 +15,12 @@ from dlrover_run.features.hangs.search.guilt import Finding
 from dlrover_run.features.hangs.search.outside import LearnedPauses
 from dlrover_run.features.hangs.search.suspects import Suspect
 from dlrover_run.features.hangs.settings import HangSettings
-from dlrover_run.features.hangs.stacks.read import RoundStacks
-from dlrover_run.features.hangs.stacks.stacks import Stack
 from dlrover_run.job_status.progress import WAITS
 from dlrover_run.observe.sample import Sampler
 from dlrover_run.observe.tick import Consumer
 from dlrover_run.spec import JobSpec
+from dlrover_run.stacks.read import RoundStacks
+from dlrover_run.stacks.stack import Stack
 from dlrover_run.words.reasons import render
 from dlrover_run.words.text import join_words
 from tf_ps_runner.agent.task_events import TaskEvents

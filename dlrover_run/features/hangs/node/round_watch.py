@@ -15,11 +15,11 @@ from dlrover_run.features.hangs.node.watch_health import WatchHealth
 from dlrover_run.features.hangs.search.outside import LearnedPauses
 from dlrover_run.features.hangs.search.round_detectors import RoundDetectors
 from dlrover_run.features.hangs.settings import HangSettings
-from dlrover_run.features.hangs.stacks.read import RoundStacks
 from dlrover_run.observe.page import Progress
 from dlrover_run.observe.records import Evidence
 from dlrover_run.observe.sample import Sampler
 from dlrover_run.observe.tick import Consumer, Tick
+from dlrover_run.stacks.read import RoundStacks
 from dlrover_run.workers.round import WorkerRound
 from dlrover_run.workers.specs import Worker
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from dlrover_run.console.console import Console
 from dlrover_run.features.hangs.search.detector import StallCode, Stalled
-from dlrover_run.features.hangs.stacks.stacks import Stack, fold, render
 from dlrover_run.output.run_directory import RunDir
+from dlrover_run.stacks.stack import Stack, fold, render
 from dlrover_run.words.reasons import Reasons
 from dlrover_run.words.reasons import render as render_reasons
 from dlrover_run.words.text import format_ranks

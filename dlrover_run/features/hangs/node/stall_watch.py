@@ -22,9 +22,9 @@ from dlrover_run.features.hangs.search.guilt import Finding, find_alone, find_st
 from dlrover_run.features.hangs.search.outside import LearnedPauses
 from dlrover_run.features.hangs.search.spin import PROBES, moves
 from dlrover_run.features.hangs.search.suspects import Suspect, describe_worker
-from dlrover_run.features.hangs.stacks.stacks import Stack
 from dlrover_run.features.hangs.stalls.model import StallNodeReport
 from dlrover_run.observe.records import Evidence
+from dlrover_run.stacks.stack import Stack
 from dlrover_run.words.reasons import Reasons
 
 TRAINING_INTERVAL = 1.0
@@ -46,7 +46,7 @@ VARIATION = 0.25
 
 
 class Stacks(Protocol):
-    """What reads stacks, by rank: `features.hangs.stacks.read.RoundStacks`."""
+    """What reads stacks, by rank: `stacks.read.RoundStacks`."""
 
     async def read(
         self,

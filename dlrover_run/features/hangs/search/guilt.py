@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from dlrover_run.features.hangs.search.suspects import Place, Suspect
-from dlrover_run.features.hangs.stacks.stacks import Frame
+from dlrover_run.stacks.stack import Frame
 from dlrover_run.words.reasons import ReasonCode, Reasons, register
 
 AGE_MARGIN = 0.05

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import re
 
-from dlrover_run.features.hangs.stacks.stacks import Stack
 from dlrover_run.observe.records import Evidence
 from dlrover_run.observe.waits import Waits, classify
+from dlrover_run.stacks.stack import Stack
 
 OUTSIDE_LIMIT = 75.0
 """Seconds without progress after which a worker that waits for something outside is named, at least: more than a

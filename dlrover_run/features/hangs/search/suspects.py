@@ -11,8 +11,8 @@ from msgspec import Meta
 from dlrover_run.coordination.records.bounds import Count, Total
 from dlrover_run.features.hangs.search.changes import BUSY_SHARE
 from dlrover_run.features.hangs.search.outside import waits_outside
-from dlrover_run.features.hangs.stacks.stacks import Frame, Stack
 from dlrover_run.observe.records import Evidence
+from dlrover_run.stacks.stack import Frame, Stack
 
 MAX_FILE = 140
 """Characters of the path of the user's file that are kept, at its end."""

@@ -28,10 +28,10 @@ from dlrover_run.features.hangs.search.detector import (
 from dlrover_run.features.hangs.search.guilt import Finding, GuiltCode, find_guilty, find_stall, ranks_to_restart
 from dlrover_run.features.hangs.search.spin import PROBES
 from dlrover_run.features.hangs.search.suspects import MAX_FILE, MAX_FUNCTION, Place, Suspect, describe_worker
-from dlrover_run.features.hangs.stacks.stacks import LAUNCHER, Frame, Stack, Thread, fold, render
 from dlrover_run.observe import optimizer_steps
 from dlrover_run.observe.processes import ProcessFigures, WorkerFigures
 from dlrover_run.observe.records import Evidence, Traffic
+from dlrover_run.stacks.stack import LAUNCHER, Frame, Stack, Thread, fold, render
 from dlrover_run.training import survivor
 from dlrover_run.workers import function_worker
 from dlrover_run.workers.template import worker as forked_worker

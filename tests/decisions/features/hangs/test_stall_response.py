@@ -17,8 +17,8 @@ from dlrover_run.features.hangs.node.stall_response import StallResponse
 from dlrover_run.features.hangs.search.detector import Resumed, StallCode, Stalled
 from dlrover_run.features.hangs.search.guilt import Finding, GuiltCode
 from dlrover_run.features.hangs.settings import StallAction
-from dlrover_run.features.hangs.stacks.stacks import Frame, Stack, Thread
 from dlrover_run.job_status.progress import WAITS
+from dlrover_run.stacks.stack import Frame, Stack, Thread
 
 LINE = Frame("/home/u/train.py", 10, "load")
 STACKS = {rank: Stack((Thread("0x1", (LINE,)),)) for rank in (4, 5)}

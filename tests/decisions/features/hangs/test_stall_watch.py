@@ -20,11 +20,11 @@ from dlrover_run.features.hangs.search.outside import OUTSIDE_LIMIT, LearnedPaus
 from dlrover_run.features.hangs.search.round_detectors import RoundDetectors
 from dlrover_run.features.hangs.search.spin import PROBES
 from dlrover_run.features.hangs.settings import StallAction
-from dlrover_run.features.hangs.stacks.stacks import Frame, Stack, Thread
 from dlrover_run.features.hangs.stalls.model import StallNodeReport
 from dlrover_run.observe.processes import ProcessFigures, WorkerFigures
 from dlrover_run.observe.records import Evidence, Traffic
 from dlrover_run.observe.tick import Tick
+from dlrover_run.stacks.stack import Frame, Stack, Thread
 
 
 def stack(*frames: Frame) -> Stack:

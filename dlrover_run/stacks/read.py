@@ -13,10 +13,10 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple, TypeVar
 
-from dlrover_run.features.hangs.stacks.reader import NoPython, StackReader
-from dlrover_run.features.hangs.stacks.stacks import Stack
 from dlrover_run.job_status.stacks import StackProblem
 from dlrover_run.processes.tree import read_stat
+from dlrover_run.stacks.reader import NoPython, StackReader
+from dlrover_run.stacks.stack import Stack
 
 STACKS_TIMEOUT = 2.0
 """Seconds that the reads have."""

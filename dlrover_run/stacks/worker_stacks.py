@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from dlrover_run.features.hangs.stacks.read import read_stacks
 from dlrover_run.job_status.stacks import (
     MAX_FRAMES,
     MAX_NODE_BYTES,
@@ -14,6 +13,7 @@ from dlrover_run.job_status.stacks import (
     StackProblem,
     clipped,
 )
+from dlrover_run.stacks.read import read_stacks
 
 
 async def node_stacks(pids: Mapping[int | str, int]) -> NodeStacks:

@@ -11,7 +11,7 @@ import enum
 import struct
 from dataclasses import dataclass, replace
 
-from dlrover_run.features.hangs.stacks.memory import ProcessMemory, Unreadable
+from dlrover_run.stacks.memory import ProcessMemory, Unreadable
 
 COOKIE = b"xdebugpy"
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 
-from dlrover_run.features.hangs.stacks.memory import ProcessMemory, Unreadable
+from dlrover_run.stacks.memory import ProcessMemory, Unreadable
 
 MAX_CHAIN = 4096
 """Symbols of one bucket of a hash table."""

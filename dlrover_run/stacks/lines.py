@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dlrover_run.features.hangs.stacks.layouts import Lines
+from dlrover_run.stacks.layouts import Lines
 
 _NO_LOCATION, _LONG, _NO_COLUMN = 15, 14, 13
 _FIRST_ONE_LINE = 10

@@ -10,11 +10,11 @@ from __future__ import annotations
 import os
 import struct
 
-from dlrover_run.features.hangs.stacks.layouts import LAYOUTS, Layout, Lines, read_layout, version_of
-from dlrover_run.features.hangs.stacks.lines import line_of
-from dlrover_run.features.hangs.stacks.memory import ProcessMemory, Unreadable, mapped_files
-from dlrover_run.features.hangs.stacks.stacks import MAX_FRAMES, Frame, Stack, Thread
-from dlrover_run.features.hangs.stacks.symbols import Module
+from dlrover_run.stacks.layouts import LAYOUTS, Layout, Lines, read_layout, version_of
+from dlrover_run.stacks.lines import line_of
+from dlrover_run.stacks.memory import ProcessMemory, Unreadable, mapped_files
+from dlrover_run.stacks.stack import MAX_FRAMES, Frame, Stack, Thread
+from dlrover_run.stacks.symbols import Module
 
 MAX_THREADS = 100
 """Threads of a process that are read, the main thread among them."""
