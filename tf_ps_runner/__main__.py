@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import sys
 
+# As in dlrover-run: not while modules are imported.
+gc.disable()
 if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     # As in dlrover-run: before there is a job, Ctrl-C ends this process without a traceback.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
-from dlrover_run.command_line import entry_point
-from tf_ps_runner.command_line.options import TF_PS_RUN
+from dlrover_run.command_line import entry_point  # noqa: E402
+from tf_ps_runner.command_line.options import TF_PS_RUN  # noqa: E402
 
 
 def run() -> None:

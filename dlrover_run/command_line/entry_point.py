@@ -6,6 +6,7 @@ subcommands do not import what reads and launches a job.
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import sys
@@ -111,6 +112,7 @@ def _answer(program: Program, line: CommandLine) -> int:
 def _application(program: Program, argv: Sequence[str]) -> int:
     from dlrover_run.command_line import help
 
+    gc.enable()
     try:
         return help.run(program, argv)
     except SpecError as error:

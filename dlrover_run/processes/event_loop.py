@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import gc
 import os
 import signal
 from collections.abc import Callable, Coroutine
@@ -22,7 +23,13 @@ Ts = TypeVarTuple("Ts")
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """Run `main` in a new event loop in the main thread and return its result, as `asyncio.run` does."""
+    """Run `main` in a new event loop in the main thread and return its result, as `asyncio.run` does.
+
+    Turns the garbage collector on, which `__main__` has turned off for the imports before.
+    """
+    # What was imported stays: a collection need not look at it, and does not copy pages that a child shares.
+    gc.freeze()
+    gc.enable()
     # Not debug: PYTHONDEVMODE and PYTHONASYNCIODEBUG are meant for the workers, and would have asyncio write of the
     # launcher's own slow callbacks to the console.
     with asyncio.Runner(loop_factory=_EventLoop, debug=False) as runner:

@@ -187,3 +187,18 @@ def test_an_agent_imports_no_module_that_costs_every_launch_memory() -> None:
         "{'_hashlib', 'secrets', 'grpc', 'psutil', 'torch'}))"
     )
     assert subprocess.check_output([sys.executable, "-c", script], text=True).strip() == "[]"
+
+
+def test_an_agent_alone_has_no_ssl_and_collects_garbage(tmp_path: Path) -> None:
+    """A launch does not wait for OpenSSL, nor for a garbage collector that runs during the imports; in the loop it
+    runs again."""
+    script = tmp_path / "script.py"
+    script.write_text("import os; print(open(f'/proc/{os.getppid()}/maps').read().count('/_ssl.'))")
+    launcher = [sys.executable, "-m", "dlrover_run"]
+    assert subprocess.check_output([*launcher, "--nproc-per-node=1", script], text=True) == "0\n"
+    collecting = (
+        "import gc, dlrover_run.__main__; from dlrover_run.processes import event_loop\n"
+        "async def seen(): return gc.isenabled()\n"
+        "print(gc.isenabled(), event_loop.run(seen()))"
+    )
+    assert subprocess.check_output([sys.executable, "-c", collecting], text=True) == "False True\n"
