@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from msgspec import to_builtins
-from msgspec.structs import replace
 
 from dlrover_run import environment as cluster_environment
 from dlrover_run.command_line import (
@@ -29,7 +29,6 @@ from dlrover_run.command_line.script import check_script, check_standard_input, 
 from dlrover_run.command_line.sources import FlagValues
 from dlrover_run.coordination.records.rules import MAX_NODES
 from dlrover_run.exit_reasons import ExitScheme
-from dlrover_run.features.local_nodes import flags as local_nodes
 from dlrover_run.spec import (
     SHUTDOWN_TIMEOUT,
     Entrypoint,
@@ -82,21 +81,22 @@ def _job(
 ) -> JobSpec:
     flags = FlagValues(line.values, environ, DLROVER_RUN.by_dest)
     warnings: list[str] = []
-    local = local_nodes.local_spec(flags)
+    settings = _settings(flags, environ)
+    nodes_here = _nodes_here(flags)
     found = None
     if cluster_environment.may_complete(environ, flags.choice("cluster"), hostfile=bool(flags.explicit("hostfile"))):
         from dlrover_run.command_line import cluster
 
         here = context or cluster.context_of(line, DLROVER_RUN)
-        wanted = cluster.wanted_of(flags, environ, local=flags.explicit("local_nodes"))
+        wanted = cluster.wanted_of(flags, environ, local=nodes_here)
         found = cluster.find(flags, environ, wanted, here, inform)
         if found:
             flags = flags.with_cluster(cluster.values_of(found))
-    nodes, hosted = find_size(flags, environ, warnings.append)
+    nodes, hosted = find_size(flags, environ, nodes_here, warnings.append)
     args = _rendezvous_args(flags, nodes, environ)
     if found:
         args = cluster.complete(args, found, here)
-    resolve_place = resolve_local if local else resolve
+    resolve_place = resolve_local if nodes_here else resolve
     rendezvous = resolve_place(args, fresh_id=_fresh_id())
     conf = rdzv_keys.parse(*flags.get("rdzv_conf"))
     workers = values.worker_count(*hosted)
@@ -111,8 +111,6 @@ def _job(
     for feature in OF_FEATURES.values():
         if feature.rules is not None:
             rules = feature.rules(flags, draft, rules)
-    if local:
-        rules = local_nodes.fit_rules(flags, local, draft, rules)
     values.seconds(*flags.get("monitor_interval"), zero_allowed=False)
     preload = [name for value in flags.all("preload") for name in values.modules(*value)]
     local_addr = flags.get("local_addr")
@@ -150,15 +148,12 @@ def _job(
         progress_regex=values.regex(*flags.get("progress_regex")),
         event_log=cast("Literal['null', 'console']", flags.choice("event_log_handler")),
         journal=checks.journal_directory(flags),
-        settings=_settings(flags, environ),
-        # On a shared console the prefix identifies the node.
-        logs=replace(logs, prefixed=True) if local else logs,
-        local=local,
+        settings=settings,
+        logs=logs,
     )
-    if local:
-        local_nodes.check_entrypoint(local, spec.entrypoint)
+    checked = [feature.check(flags, spec, environ) for feature in OF_FEATURES.values() if feature.check is not None]
     check_standard_input(spec.entrypoint, workers, rules.max_restarts)
-    warnings += [*ignored.flag_warnings(flags, spec, conf), *local_nodes.warnings(flags, spec, environ), *weak]
+    warnings += [*ignored.flag_warnings(flags, spec, conf), *chain.from_iterable(checked), *weak]
     for sentence in warnings:
         warn(sentence)
     if found and found.first is not False:
@@ -172,6 +167,12 @@ def _settings(flags: FlagValues, environ: Mapping[str, str]) -> dict[str, Any]:
     """What this node does for the features that its flags ask for."""
     found = {name: feature.settings(flags, environ) for name, feature in OF_FEATURES.items() if feature.settings}
     return {name: to_builtins(settings) for name, settings in found.items() if settings is not None}
+
+
+def _nodes_here(flags: FlagValues) -> FlagValue | None:
+    """How many nodes a feature is to start on this machine; None if each is started by a command of its own."""
+    names = [feature.nodes_here for feature in OF_FEATURES.values() if feature.nodes_here]
+    return next((given for name in names if (given := flags.explicit(name))), None)
 
 
 def _fresh_id() -> str:

@@ -7,7 +7,8 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from importlib import import_module
+from typing import TYPE_CHECKING, cast
 
 import msgspec
 
@@ -15,6 +16,7 @@ from dlrover_run import exit_codes
 from dlrover_run.agent.host import explain_os_error
 from dlrover_run.console.text import format_time_of_day, prefix_with_node
 from dlrover_run.exit_reasons import ExitReason, in_scheme
+from dlrover_run.features import FEATURES
 from dlrover_run.output.run_directory import RunDir, create_run_dir, remove_run_dir
 from dlrover_run.processes import title, tree, watchdog
 from dlrover_run.spec import JobSpec, SpecError
@@ -61,10 +63,10 @@ def launch(
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         # Python would answer with a traceback; the default action ends the watchdog, and that ends the job.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    if spec.local is not None:
-        from dlrover_run.features.local_nodes.supervisor import supervise
-
-        return supervise(spec, parent_pipe, result_fd)
+    for feature in FEATURES:
+        if feature.nodes_here and feature.name in spec.settings:
+            supervisor = import_module(feature.module("supervisor"))
+            return cast(int, supervisor.supervise(spec, parent_pipe, result_fd))
     tree.become_subreaper()
     awaited = watchdog.block_signals(spec.handled_signals)
     run_dir = create_run_dir(spec.logs, spec.display_name)

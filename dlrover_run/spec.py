@@ -125,19 +125,6 @@ class PreemptionNotice(msgspec.Struct, frozen=True):
         return self.seconds - min(PREEMPTION_MARGIN, self.seconds / 2)
 
 
-class LocalSpec(msgspec.Struct, frozen=True):
-    """Nodes on this machine: `min_nodes` start at once, then one more every `join_after` seconds up to `max_nodes`.
-
-    `restarts` is the total number of nodes that may be replaced. `isolated` gives each node its own network namespace.
-    """
-
-    min_nodes: int
-    max_nodes: int
-    restarts: int = 3
-    isolated: bool = False
-    join_after: float = 30.0
-
-
 class JobSpec(msgspec.Struct, frozen=True):
     """One job as one node sees it.
 
@@ -150,8 +137,8 @@ class JobSpec(msgspec.Struct, frozen=True):
     and this node leaves. `progress` says whether the steps of torch's optimizer are counted; the lines that match
     `progress_regex` count steps too, unless it is empty. `journal` is the
     directory of the event log, None for that of the run's log files, if the user has named one, and /dev/null for
-    none. `settings` are those of the features of this node, by their names (see `settings_of`). `local` starts all
-    nodes of the job on this machine; this spec is then what they have in common.
+    none. `settings` are those of the features of this node, by their names (see `settings_of`). If one
+    of them starts all nodes of the job on this machine, this spec is what they have in common.
     `console_name` is the name of this node on a console that it shares with other nodes, empty if it has its own.
     `name` is what the user calls a job of one node, whose `run_id` is a fresh one as under torchrun, and `endpoint` the
     endpoint that was given for it in vain; both are empty for other jobs.
@@ -182,7 +169,6 @@ class JobSpec(msgspec.Struct, frozen=True):
     logs: LogSpec = msgspec.field(default_factory=LogSpec)
     journal: str | None = None
     settings: dict[str, Any] = msgspec.field(default_factory=dict)
-    local: LocalSpec | None = None
     console_name: str = ""
     name: str = ""
     endpoint: str = ""

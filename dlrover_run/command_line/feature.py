@@ -10,7 +10,7 @@ import msgspec
 from dlrover_run.command_line.flag import Flag
 from dlrover_run.command_line.rdzv_conf import Key, RdzvConf
 from dlrover_run.coordination.records.rules import JobRules
-from dlrover_run.spec import FlagValue
+from dlrover_run.spec import FlagValue, JobSpec
 
 if TYPE_CHECKING:
     from dlrover_run.command_line.rendezvous import Rendezvous
@@ -35,14 +35,18 @@ class FeatureFlags(NamedTuple):
 
     `rules` returns the rules of the job with the part of this feature, which all nodes have in common. `settings`
     returns what this node alone does for the feature, a record that the agent reads by `JobSpec.settings_of`, or None.
-    Both are called for each launch, import what they need only for a job that has the feature, and raise SpecError.
+    `check` looks at the job that the flags have come to, and returns warnings. They are called for each launch,
+    `settings` first, import what they need only for a job that has the feature, and raise SpecError.
     `keys` are those that it brings to `--rdzv-conf`, and `default_rules` returns the record whose fields they set.
-    `part` is the name of the feature's part of the rules, if several flags can turn the feature on.
+    `part` is the name of the feature's part of the rules, if several flags can turn the feature on. `nodes_here` is the
+    flag, as `FlagValues` names it, that has this launcher start all nodes of a job, and says how many.
     """
 
     flags: tuple[Flag, ...]
     rules: Callable[[FlagValues, Draft, JobRules], JobRules] | None = None
     settings: Callable[[FlagValues, Mapping[str, str]], msgspec.Struct | None] | None = None
+    check: Callable[[FlagValues, JobSpec, Mapping[str, str]], list[str]] | None = None
     part: str = ""
+    nodes_here: str = ""
     keys: tuple[Key, ...] = ()
     default_rules: Callable[[], msgspec.Struct] | None = None

@@ -23,16 +23,16 @@ _AUTO = "auto"
 
 
 def find_size(
-    flags: FlagValues, environ: Mapping[str, str], warn: Callable[[str], None]
+    flags: FlagValues, environ: Mapping[str, str], nodes_here: FlagValue | None, warn: Callable[[str], None]
 ) -> tuple[FlagValue, FlagValue]:
     """The texts of `--nnodes` and `--nproc-per-node`, with their sources.
 
     Raises SpecError when nothing gives the number of nodes.
 
-    `--local-nodes` is the default of `--nnodes`. DLRover's `--auto-config` overrides explicit numbers; here an explicit
-    number takes precedence, with a warning.
+    `nodes_here`, the number of nodes that start on this machine, is the default of `--nnodes`. DLRover's
+    `--auto-config` overrides explicit numbers; here an explicit number takes precedence, with a warning.
     """
-    nodes, workers = flags.explicit("nnodes") or flags.explicit("local_nodes"), flags.explicit("nproc_per_node")
+    nodes, workers = flags.explicit("nnodes") or nodes_here, flags.explicit("nproc_per_node")
     if not flags.is_on("auto_config"):
         return nodes or flags.get("nnodes"), flags.get("nproc_per_node")
     by_variable = next(

@@ -52,7 +52,9 @@ class Feature(NamedTuple):
     names of its parts of the records; for a part with another name than the feature's, what decides is in a folder of
     that name below. `codes` are the prefixes of the codes of these parts where they
     are not the names: journals and event logs have them. `node` says whether a node of a job has something to do for
-    it, None if no node ever has; `any_engine`, whether that is so in a job without rounds of workers too.
+    it, None if no node ever has; `any_engine`, whether that is so in a job without rounds of workers too. `nodes_here`
+    says that a job with its settings starts all nodes on this machine: its module supervisor does what `launch.launch`
+    does otherwise.
     """
 
     name: str
@@ -62,6 +64,7 @@ class Feature(NamedTuple):
     codes: tuple[str, ...] = ()
     node: HasFeature | None = None
     any_engine: bool = False
+    nodes_here: bool = False
 
     def module(self, part: str) -> str:
         """The full name of a module of the feature."""
@@ -75,7 +78,7 @@ class Feature(NamedTuple):
 FEATURES = (
     Feature("node_check", flags=True, parts=("node_check",), codes=("health",), node=by_assignment),
     Feature("parameter_servers", "tf_ps_runner.cluster", parts=("parameter_servers",)),
-    Feature("local_nodes", flags=True),
+    Feature("local_nodes", flags=True, nodes_here=True),
     Feature("hangs", flags=True, parts=("stalls", "stragglers"), codes=("stall", "straggler"), node=by_settings),
     Feature("survivors", flags=True, parts=("survivors",), node=by_rules),
     Feature("autoscale", flags=True, parts=("autoscale",), node=by_assignment),

@@ -17,9 +17,10 @@ from dlrover_run.command_line.program import DLROVER_RUN
 from dlrover_run.coordination.records.rules import JobRules
 from dlrover_run.features.local_nodes import network
 from dlrover_run.features.local_nodes.flags import LOCAL_CLUSTER, LOCAL_CUT_OFF_TIMEOUT, LOCAL_LAST_CALL_TIMEOUT
+from dlrover_run.features.local_nodes.settings import LocalSettings
 from dlrover_run.features.node_check.rules import CHECK_ONCE, NodeCheckRules
 from dlrover_run.rendezvous import kinds
-from dlrover_run.spec import LocalSpec
+from dlrover_run.spec import JobSpec
 
 OWN_MASTER = kinds.Master(host="127.0.0.1", port=0, is_host=False)
 IN_ETCD = "--rdzv-backend=etcd --rdzv-endpoint=etcd0:4000"
@@ -34,6 +35,10 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def local_of(spec: JobSpec) -> LocalSettings:
+    return spec.settings_of("local_nodes", LocalSettings)
+
+
 def rules(least: int, most: int, **others: int) -> JobRules:
     """The rules of a job on this machine with only these flags."""
     times = {
@@ -46,17 +51,17 @@ def rules(least: int, most: int, **others: int) -> JobRules:
 @pytest.mark.parametrize(
     ("line", "local", "least", "most"),
     [
-        ("--local-nodes=4", LocalSpec(4, 4), 4, 4),
-        ("--local_nodes 3:4 --rdzv-backend=c10d", LocalSpec(3, 4), 3, 4),
-        ("--local-nodes=1 --rdzv-backend=master", LocalSpec(1, 1), 1, 1),
-        ("--local-nodes=4 --nnodes=3:4", LocalSpec(4, 4), 3, 4),
-        ("--local-nodes=2 --nnodes=1:8", LocalSpec(2, 2), 1, 8),
-        ("--local-nodes=2:3 --nnodes=2:3", LocalSpec(2, 3), 2, 3),
+        ("--local-nodes=4", LocalSettings(4, 4), 4, 4),
+        ("--local_nodes 3:4 --rdzv-backend=c10d", LocalSettings(3, 4), 3, 4),
+        ("--local-nodes=1 --rdzv-backend=master", LocalSettings(1, 1), 1, 1),
+        ("--local-nodes=4 --nnodes=3:4", LocalSettings(4, 4), 3, 4),
+        ("--local-nodes=2 --nnodes=1:8", LocalSettings(2, 2), 1, 8),
+        ("--local-nodes=2:3 --nnodes=2:3", LocalSettings(2, 3), 2, 3),
     ],
 )
-def test_local_nodes_use_a_local_master(line: str, local: LocalSpec, least: int, most: int) -> None:
+def test_local_nodes_use_a_local_master(line: str, local: LocalSettings, least: int, most: int) -> None:
     spec = job(line)
-    assert (spec.local, spec.rules) == (local, rules(least, most))
+    assert (local_of(spec), spec.rules) == (local, rules(least, most))
     assert (spec.rendezvous.backend, place_of(spec).master, place_of(spec).etcd) == ("master", OWN_MASTER, None)
 
 
@@ -67,26 +72,24 @@ def test_each_job_on_local_nodes_has_its_own_name_unless_it_is_given_one() -> No
 
 def test_each_option_of_local_nodes_has_a_flag_and_a_variable() -> None:
     by_flag = job("--local-nodes=2:3 --node-restarts=0 --node-join-after=0.5")
-    assert by_flag.local == LocalSpec(2, 3, restarts=0, join_after=0.5)
+    assert local_of(by_flag) == LocalSettings(2, 3, restarts=0, join_after=0.5)
     environ = {"PET_LOCAL_NODES": "2:3", "PET_NODE_RESTARTS": "0", "PET_NODE_JOIN_AFTER": "0.5"}
     assert replace(job("", **environ), run_id=by_flag.run_id) == by_flag
-    assert job("--local-nodes=3 --nnodes=3", PET_LOCAL_NODES="x").local == LocalSpec(3, 3)
+    assert local_of(job("--local-nodes=3 --nnodes=3", PET_LOCAL_NODES="x")) == LocalSettings(3, 3)
 
 
 def test_the_nodes_of_a_job_that_chooses_its_size_start_together_unless_a_time_is_given() -> None:
-    joins = [job(f"--local-nodes=1:3 {more}").local for more in ("", "--autoscale", "--autoscale --node-join-after=7")]
-    assert [None if one is None else one.join_after for one in joins] == [30.0, 0.0, 7.0]
+    flags = ("", "--autoscale", "--autoscale --node-join-after=7")
+    assert [local_of(job(f"--local-nodes=1:3 {more}")).join_after for more in flags] == [30.0, 0.0, 7.0]
 
 
 def test_the_table_has_the_defaults_of_local_spec() -> None:
-    record = LocalSpec(1, 1)
+    record = LocalSettings(1, 1)
     assert BY_DEST["node_restarts"].default == f"{record.restarts}"
     assert BY_DEST["node_join_after"].default == f"{record.join_after:g}"
 
 
-def test_every_console_line_of_local_nodes_has_a_prefix() -> None:
-    assert not job("").logs.prefixed
-    assert job("--local-nodes=2").logs.prefixed
+def test_local_nodes_keep_a_prefix_that_is_given() -> None:
     assert job("--local-nodes=2").logs.prefix_template is None
     template = job("--local-nodes=2", TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE="[${rank}]: ").logs.prefix_template
     assert template == "[${rank}]: "
@@ -173,7 +176,7 @@ def test_a_variable_for_isolated_nodes_is_a_warning_without_local_nodes() -> Non
 def test_isolated_local_nodes_are_accepted_where_possible(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(network, "why_not", lambda: None)
     spec = job("--local-nodes=2 --isolate-nodes", PET_RDZV_BACKEND="c10d")
-    assert (spec.local, place_of(spec).master) == (LocalSpec(2, 2, isolated=True), OWN_MASTER)
+    assert (local_of(spec), place_of(spec).master) == (LocalSettings(2, 2, isolated=True), OWN_MASTER)
 
 
 def test_isolated_local_nodes_are_refused_in_one_line_elsewhere(

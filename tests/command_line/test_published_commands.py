@@ -28,8 +28,9 @@ from published_commands import (
 
 from dlrover_run.cli import parse
 from dlrover_run.coordination.records.rules import JobRules
+from dlrover_run.features.local_nodes.settings import LocalSettings
 from dlrover_run.features.node_check.rules import CHECK_ONCE, NodeCheckRules
-from dlrover_run.spec import JobSpec, LocalSpec, SpecError
+from dlrover_run.spec import JobSpec, SpecError
 from tf_ps_runner import cli as tf_ps_run
 
 CHAOS = Path(__file__).parents[2] / "scripts" / "start_chaos.sh"
@@ -90,13 +91,13 @@ def test_a_block_in_a_pod_is_a_job_of_three_to_four_nodes_at_the_master(text: st
     assert place_of(spec).master is not None
     assert (place_of(spec).master.host, place_of(spec).master.port) == ("elasticjob-chaos-test-dlrover-master", 50001)
     # The replacement has its own number and prefers the rank of the node that it replaces.
-    assert (spec.node_id, spec.node_rank, spec.local) == ("4", 1, None)
+    assert (spec.node_id, spec.node_rank, "local_nodes" in spec.settings) == ("4", 1, False)
 
 
 @every_block
 def test_a_block_with_local_nodes_is_the_same_job_on_this_machine(text: str, tmp_path: Path) -> None:
     spec = job_of(text, tmp_path, PET_LOCAL_NODES="4", WORKER_NUM="4")
-    assert (spec.rendezvous.backend, spec.local) == ("master", LocalSpec(4, 4))
+    assert (spec.rendezvous.backend, spec.settings_of("local_nodes", LocalSettings)) == ("master", LocalSettings(4, 4))
     # On one machine nodes start at about the same time, and a node that is cut off can be replaced at once.
     defaults = {name: getattr(RULES, name) for name in ("last_call_timeout", "lost_after", "cut_off_timeout")}
     assert replace(spec.rules, **defaults) == RULES

@@ -27,7 +27,6 @@ OURS = Launcher("dlrover-run", (sys.executable, "-m", "dlrover_run"))
 NAMES = sorted(path.parent.name for path in FOLDER.glob("*/__init__.py"))
 
 TIED = {
-    "local_nodes": "the command line makes its part of the JobSpec",
     "operate": "the agent opens its socket",
 }
 """What still keeps a feature from being removed. A line goes when the feature can: the test says so."""

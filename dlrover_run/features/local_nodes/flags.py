@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -12,11 +12,12 @@ from dlrover_run.command_line.feature import OWN_MASTER, Draft, FeatureFlags
 from dlrover_run.command_line.flag import Flag
 from dlrover_run.coordination.records.rules import JobRules
 from dlrover_run.rendezvous import backends
-from dlrover_run.spec import Entrypoint, JobSpec, LocalSpec, SpecError
+from dlrover_run.spec import JobSpec, SpecError
 from dlrover_run.words.text import counted
 
 if TYPE_CHECKING:
     from dlrover_run.command_line.sources import FlagValues
+    from dlrover_run.features.local_nodes.settings import LocalSettings
 
 LOCAL_CLUSTER = "A cluster on this machine"
 
@@ -58,7 +59,7 @@ _EXCLUDED_BY_LOCAL_NODES = {
 }
 
 
-def local_spec(flags: FlagValues) -> LocalSpec | None:
+def settings(flags: FlagValues, environ: Mapping[str, str]) -> LocalSettings | None:
     """The nodes that start on this machine; None if each node is started by a command of its own.
 
     Raises SpecError for a flag that excludes `--local-nodes`.
@@ -76,7 +77,10 @@ def local_spec(flags: FlagValues) -> LocalSpec | None:
     min_nodes, max_nodes = values.node_range(*value)
     if max_nodes > MAX_LOCAL_NODES:
         raise values.invalid(*value, "is out of range", f"give at most {MAX_LOCAL_NODES}")
-    return LocalSpec(min_nodes, max_nodes, restarts, isolated, join_after)
+    # Imported only here: other launches do not wait for it.
+    from dlrover_run.features.local_nodes.settings import LocalSettings
+
+    return LocalSettings(min_nodes, max_nodes, restarts, isolated, join_after)
 
 
 def _refuse_excluded_flags(flags: FlagValues, *, isolated: bool) -> None:
@@ -98,13 +102,15 @@ def _refuse_excluded_flags(flags: FlagValues, *, isolated: bool) -> None:
         )
 
 
-def fit_rules(flags: FlagValues, local: LocalSpec, job: Draft, rules: JobRules) -> JobRules:
-    """The rules of a job whose nodes all start here.
+def fit_rules(flags: FlagValues, job: Draft, rules: JobRules) -> JobRules:
+    """The rules, fitted to nodes that all start here, if they do.
 
     Raises SpecError when fewer nodes start than the job needs to begin.
     """
-    value = flags.get("local_nodes")
-    min_nodes, max_nodes = local.min_nodes, local.max_nodes
+    value = flags.explicit("local_nodes")
+    if value is None:
+        return rules
+    min_nodes, max_nodes = values.node_range(*value)
     if min_nodes < rules.min_size:
         required = f"{job.nodes.source} {job.nodes.text}" + (
             f" with --node-unit {rules.node_unit}" if rules.node_unit > 1 else ""
@@ -126,31 +132,32 @@ def fit_rules(flags: FlagValues, local: LocalSpec, job: Draft, rules: JobRules) 
     return rules
 
 
-def check_entrypoint(local: LocalSpec, entrypoint: Entrypoint) -> None:
-    """Refuse what local nodes cannot have: a script from standard input, or an isolated network without the rights."""
-    if entrypoint.kind in ("script", "run_path") and entrypoint.target == checks.STANDARD_INPUT:
-        raise SpecError("The script '-' is standard input, which nodes of --local-nodes do not have: name a file.")
-    if not local.isolated:
-        return
-    from dlrover_run.features.local_nodes.network import why_not
-
-    if problem := why_not():
-        raise SpecError(f"--isolate-nodes is not possible here, since {problem}.")
-
-
-def warnings(flags: FlagValues, spec: JobSpec, environ: Mapping[str, str]) -> Iterator[str]:
-    """Warnings about flags that have no effect on a job of local nodes."""
+def check(flags: FlagValues, spec: JobSpec, environ: Mapping[str, str]) -> list[str]:
+    """Refuse what local nodes cannot have: a script from standard input, or an isolated network without the rights.
+    Returns warnings about flags that have no effect on a job of local nodes."""
     local = flags.explicit("local_nodes")
-    if local is None or spec.local is None:
-        return
+    if local is None:
+        return []
+    if spec.entrypoint.kind in ("script", "run_path") and spec.entrypoint.target == checks.STANDARD_INPUT:
+        raise SpecError("The script '-' is standard input, which nodes of --local-nodes do not have: name a file.")
+    if flags.is_on("isolate_nodes"):
+        from dlrover_run.features.local_nodes.network import why_not
+
+        if problem := why_not():
+            raise SpecError(f"--isolate-nodes is not possible here, since {problem}.")
+    warnings = []
     if spec.rendezvous.hosted:
         endpoint = flags.explicit("rdzv_endpoint")
         if endpoint and endpoint.text.strip():
-            yield f"{endpoint.source} {OWN_MASTER}"
+            warnings.append(f"{endpoint.source} {OWN_MASTER}")
         if environ.get(backends.MASTER_VARIABLE, "").strip():
-            yield f"{backends.MASTER_VARIABLE} {OWN_MASTER}"
-    if spec.local.min_nodes == spec.local.max_nodes and (given := flags.explicit("node_join_after")):
-        yield f"{given.source} has no effect, since {local.source} {local.text} has no nodes that join later."
+            warnings.append(f"{backends.MASTER_VARIABLE} {OWN_MASTER}")
+    min_nodes, max_nodes = values.node_range(*local)
+    if min_nodes == max_nodes and (given := flags.explicit("node_join_after")):
+        warnings.append(
+            f"{given.source} has no effect, since {local.source} {local.text} has no nodes that join later."
+        )
+    return warnings
 
 
-FEATURE = FeatureFlags(FLAGS)
+FEATURE = FeatureFlags(FLAGS, fit_rules, settings, check, nodes_here="local_nodes")

@@ -48,14 +48,15 @@ MAX_RESULT = 16 * 1024 * 1024
 
 def spec_of(job: JobSpec, node: LocalNode, master: kinds.Master | None) -> JobSpec:
     """The job of one node: `job` with `master`, if one has been started, and with a name and log files of its own."""
-    logs = job.logs
+    # On a shared console the prefix identifies the node.
+    logs = replace(job.logs, prefixed=True)
     if logs.log_dir not in (None, os.devnull):
         logs = replace(logs, log_dir=os.path.join(logs.log_dir, f"node-{node.number}"))
     if not logs.prefix_template:
         logs = replace(logs, prefix_template=f"[node {node.number} rank ${{rank}}]: ")
     return replace(
         job,
-        local=None,
+        settings={name: settings for name, settings in job.settings.items() if name != "local_nodes"},
         rendezvous=master or job.rendezvous,
         node_id=f"node-{node.number}",
         node_rank=node.place,

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from dlrover_run import exit_codes
 from dlrover_run.agent.result import JobResult
 from dlrover_run.exit_reasons import ExitReason, reason_without_result
-from dlrover_run.spec import LocalSpec
+from dlrover_run.features.local_nodes.settings import LocalSettings
 from dlrover_run.words.text import counted
 
 
@@ -63,7 +63,7 @@ class LocalCluster(msgspec.Struct, frozen=True):
     signal that stops the command, and `last_code` the exit code of the latest end.
     """
 
-    local: LocalSpec
+    local: LocalSettings
     running: tuple[LocalNode, ...] = ()
     numbers: int = 0
     places: int = 0
@@ -103,7 +103,7 @@ class Transition(msgspec.Struct, frozen=True):
     end_others: bool = False
 
 
-def begin(local: LocalSpec) -> Transition:
+def begin(local: LocalSettings) -> Transition:
     """The cluster with its first nodes."""
     cluster = LocalCluster(local)
     for place in range(local.min_nodes):

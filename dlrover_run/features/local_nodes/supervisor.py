@@ -25,12 +25,13 @@ from dlrover_run.features.local_nodes import supervision
 from dlrover_run.features.local_nodes.cluster_master import ClusterMaster, reason_of
 from dlrover_run.features.local_nodes.network import Network
 from dlrover_run.features.local_nodes.nodes import NodeProcess, environment_of, spec_of
+from dlrover_run.features.local_nodes.settings import LocalSettings
 from dlrover_run.features.local_nodes.supervision import LocalNode, NodeEnd, Transition
 from dlrover_run.output.relay_client import RelayClient
 from dlrover_run.processes import event_loop, signals, tree
 from dlrover_run.processes.orphans import OrphanKiller
 from dlrover_run.rendezvous.master.launcher import MasterNotReady
-from dlrover_run.spec import JobSpec, LocalSpec
+from dlrover_run.spec import JobSpec
 
 END_GRACE = 30.0
 """Seconds that the other nodes get to end by themselves once the job is over for one. The master informs them within
@@ -49,7 +50,7 @@ def supervise(spec: JobSpec, parent_pipe_fd: int | None, result_fd: int | None) 
     This process must have no threads. All nodes end when `parent_pipe_fd` reads as ended. The
     JobResult is written to `result_fd` as JSON.
     """
-    assert spec.local is not None, "a job with nodes on this machine"
+    settings = spec.settings_of("local_nodes", LocalSettings)
     tree.become_subreaper()
     # The parent may have left SIGCHLD ignored, or signals blocked.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -61,11 +62,11 @@ def supervise(spec: JobSpec, parent_pipe_fd: int | None, result_fd: int | None) 
         line = f"dlrover-run: the launcher's own processes could not be started: {explain_os_error(error)}\n"
         os.write(2, line.encode())
         return in_scheme(ExitReason.CANNOT_START, exit_codes.CANNOT_START, spec.exit_codes)
-    return event_loop.run(_supervise(spec, spec.local, relay, parent_pipe_fd, result_fd))
+    return event_loop.run(_supervise(spec, settings, relay, parent_pipe_fd, result_fd))
 
 
 async def _supervise(
-    spec: JobSpec, local: LocalSpec, relay: RelayClient, parent_pipe_fd: int | None, result_fd: int | None
+    spec: JobSpec, local: LocalSettings, relay: RelayClient, parent_pipe_fd: int | None, result_fd: int | None
 ) -> int:
     # Nodes share the console, so nothing on it may change once it is written.
     color = use_color(os.isatty(2), os.environ)
@@ -99,7 +100,7 @@ async def _supervise(
 class Supervisor:
     """Runs the nodes of a job on this machine. `log` prints one line on the console."""
 
-    def __init__(self, spec: JobSpec, local: LocalSpec, relay: RelayClient, log: Callable[[str], None]) -> None:
+    def __init__(self, spec: JobSpec, local: LocalSettings, relay: RelayClient, log: Callable[[str], None]) -> None:
         self._spec = spec
         self._local = local
         self._relay = relay

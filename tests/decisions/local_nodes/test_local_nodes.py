@@ -28,9 +28,15 @@ from dlrover_run.features.local_nodes.supervision import EndKind, LocalNode, job
 from dlrover_run.launch_request import command
 from dlrover_run.rendezvous import kinds
 from dlrover_run.rendezvous.master.launcher import MasterNotReady
-from dlrover_run.spec import Entrypoint, JobSpec, LocalSpec, LogSpec
+from dlrover_run.spec import Entrypoint, JobSpec, LogSpec
 
-JOB = JobSpec(Entrypoint("script", "train.py"), "run", local=LocalSpec(2, 3), exit_codes="torchrun")
+SETTINGS = {"local_nodes": {"min_nodes": 2, "max_nodes": 3}}
+JOB = JobSpec(
+    Entrypoint("script", "train.py"),
+    "run",
+    settings=SETTINGS,
+    exit_codes="torchrun",
+)
 MASTER = kinds.Master("127.0.0.1", 1234, token="hush")
 REPLACEMENT = LocalNode(number=4, place=1)
 
@@ -48,7 +54,8 @@ FAILED = worker_end(3, 7)
 def test_a_node_is_known_by_its_number_and_prefers_the_rank_of_its_place() -> None:
     spec = spec_of(JOB, REPLACEMENT, MASTER)
     assert (spec.node_id, spec.node_rank, spec.console_name) == ("node-4", 1, "node 4")
-    assert (spec.local, place_of(spec).master, spec.run_id) == (None, MASTER, JOB.run_id)
+    assert (spec.settings, place_of(spec).master, spec.run_id) == ({}, MASTER, JOB.run_id)
+    assert spec.logs.prefixed, "nodes share a console"
     assert spec.exit_codes == "precise", "the supervisor tells ends apart by our own codes"
 
 

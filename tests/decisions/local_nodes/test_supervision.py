@@ -14,6 +14,7 @@ from dlrover_run import exit_codes
 from dlrover_run.agent.result import JobResult
 from dlrover_run.exit_reasons import ExitReason
 from dlrover_run.features.local_nodes.nodes import end_of
+from dlrover_run.features.local_nodes.settings import LocalSettings
 from dlrover_run.features.local_nodes.supervision import (
     EndKind,
     LocalCluster,
@@ -27,7 +28,6 @@ from dlrover_run.features.local_nodes.supervision import (
     node_ended,
     stop,
 )
-from dlrover_run.spec import LocalSpec
 
 LOST = (EndKind.DIED, EndKind.EXCLUDED, EndKind.LEFT)
 
@@ -36,13 +36,13 @@ LOST = (EndKind.DIED, EndKind.EXCLUDED, EndKind.LEFT)
 class History:
     """A cluster with the history of its actions."""
 
-    local: LocalSpec
+    local: LocalSettings
     cluster: LocalCluster
     steps: list[Transition]
     settled: list[bool] = field(default_factory=list)
 
     @classmethod
-    def of(cls, local: LocalSpec) -> History:
+    def of(cls, local: LocalSettings) -> History:
         first = begin(local)
         return cls(local, first.cluster, [first], [False])
 
@@ -73,7 +73,7 @@ class History:
 def histories(draw: st.DrawFn) -> History:
     """Draw a cluster after any events: also ends of nodes that had ended before, or never existed."""
     least = draw(st.integers(1, 4))
-    history = History.of(LocalSpec(least, draw(st.integers(least, 6)), draw(st.integers(0, 3))))
+    history = History.of(LocalSettings(least, draw(st.integers(least, 6)), draw(st.integers(0, 3))))
     for event in draw(st.lists(st.sampled_from(("lost", "lost", "any", "any", "refuse", "join", "stop")), max_size=14)):
         number = draw(st.integers(0, history.cluster.numbers))
         if event in ("lost", "any"):
@@ -167,15 +167,15 @@ def test_the_message_is_a_clause_on_one_line_and_names_the_failing_process(histo
 
 
 def test_the_first_nodes_start_at_once_in_their_places() -> None:
-    step = begin(LocalSpec(3, 5))
+    step = begin(LocalSettings(3, 5))
     assert step.start == step.cluster.running == (LocalNode(0, 0), LocalNode(1, 1), LocalNode(2, 2))
     assert step.lines == ("3 nodes on this machine, and 2 more later",)
-    assert begin(LocalSpec(1, 1)).lines == ("1 node on this machine",)
+    assert begin(LocalSettings(1, 1)).lines == ("1 node on this machine",)
 
 
 @pytest.mark.parametrize("kind", LOST)
 def test_a_node_that_was_lost_is_replaced_in_its_place_while_restarts_are_left(kind: EndKind) -> None:
-    history = History.of(LocalSpec(4, 4, restarts=2))
+    history = History.of(LocalSettings(4, 4, restarts=2))
     step = history.end(1, kind, clause="was killed by SIGKILL")
     assert step.start == (LocalNode(4, 1),)
     assert step.lines == ("node 1 was killed by SIGKILL; node 4 takes its place (1 of 2 node restarts)",)
@@ -189,7 +189,7 @@ def test_a_node_that_was_lost_is_replaced_in_its_place_while_restarts_are_left(k
 
 
 def test_without_restarts_the_last_node_to_go_leaves_none() -> None:
-    history = History.of(LocalSpec(2, 3, restarts=0))
+    history = History.of(LocalSettings(2, 3, restarts=0))
     line = "node 0 was killed; no node is replaced in this job, so the others go on without it"
     assert history.end(0, clause="was killed").lines == (line,)
     assert history.end(1, EndKind.EXCLUDED, exit_codes.FAULTY_NODE).lines[0].endswith("so no node is left")
@@ -199,7 +199,7 @@ def test_without_restarts_the_last_node_to_go_leaves_none() -> None:
 
 
 def test_nodes_join_one_at_a_time_with_numbers_of_their_own() -> None:
-    history = History.of(LocalSpec(2, 4))
+    history = History.of(LocalSettings(2, 4))
     history.end(0)
     assert history.join().start == (LocalNode(3, 2),)
     step = history.join()
@@ -209,7 +209,7 @@ def test_nodes_join_one_at_a_time_with_numbers_of_their_own() -> None:
 
 
 def test_the_others_of_a_job_that_is_done_are_awaited_and_not_replaced() -> None:
-    history = History.of(LocalSpec(4, 5))
+    history = History.of(LocalSettings(4, 5))
     step = history.end(0, EndKind.DONE, 0, "is done")
     assert (step.end_others, step.lines, history.join().start) == (True, (), ())
     assert not history.end(3, EndKind.DONE, 0, "is done").end_others
@@ -220,7 +220,7 @@ def test_the_others_of_a_job_that_is_done_are_awaited_and_not_replaced() -> None
 
 
 def test_the_first_failure_of_the_job_is_its_code() -> None:
-    history = History.of(LocalSpec(3, 3))
+    history = History.of(LocalSettings(3, 3))
     step = history.end(2, EndKind.FAILED, 7, "failed with exit code 7")
     assert (step.end_others, step.start) == (True, ())
     assert step.lines == ("node 2 failed with exit code 7, so the job has failed",)
@@ -232,7 +232,7 @@ def test_the_first_failure_of_the_job_is_its_code() -> None:
 
 def test_a_job_that_an_operator_has_stopped_has_not_failed() -> None:
     """Each node prints who has stopped the job; the supervisor adds no failure to that."""
-    history = History.of(LocalSpec(2, 2))
+    history = History.of(LocalSettings(2, 2))
     result = JobResult(143, ExitReason.STOPPED_ON_REQUEST, "ann@n0 stopped the job")
     end = end_of(0, 143, result)
     assert (end.clause, end.requested) == ("was stopped on request", True)
@@ -277,7 +277,7 @@ def stopped(number: signal.Signals) -> Event:
 def test_the_code_of_the_command_is_the_jobs_else_the_signals_else_the_last_nodes(
     events: list[Event], code: int
 ) -> None:
-    history = History.of(LocalSpec(2, 2, restarts=0))
+    history = History.of(LocalSettings(2, 2, restarts=0))
     for event in events:
         event(history)
     assert history.cluster.over
@@ -285,7 +285,7 @@ def test_the_code_of_the_command_is_the_jobs_else_the_signals_else_the_last_node
 
 
 def test_a_node_that_was_requested_to_leave_is_not_replaced_and_not_reported() -> None:
-    history = History.of(LocalSpec(2, 3))
+    history = History.of(LocalSettings(2, 3))
     step = history.stop(signal.SIGTERM)
     assert (step.start, step.end_others) == ((), False)
     assert (history.join().start, history.end(0, EndKind.LEFT).lines) == ((), ())
@@ -294,7 +294,7 @@ def test_a_node_that_was_requested_to_leave_is_not_replaced_and_not_reported() -
 
 
 def test_a_job_one_of_whose_first_nodes_cannot_be_started_has_failed() -> None:
-    history = History.of(LocalSpec(2, 3))
+    history = History.of(LocalSettings(2, 3))
     step = history.refuse(LocalNode(1, 1))
     assert step.lines == ("node 1 could not be started: no memory is left, so the job has failed",)
     assert (step.end_others, history.join().start) == (True, ())
@@ -303,7 +303,7 @@ def test_a_job_one_of_whose_first_nodes_cannot_be_started_has_failed() -> None:
 
 
 def test_a_job_goes_on_without_a_further_node_that_cannot_be_started() -> None:
-    history = History.of(LocalSpec(2, 3))
+    history = History.of(LocalSettings(2, 3))
     [newcomer] = history.end(1).start
     step = history.refuse(newcomer)
     assert (step.start, step.end_others) == ((), False)
@@ -313,7 +313,7 @@ def test_a_job_goes_on_without_a_further_node_that_cannot_be_started() -> None:
 
 
 def test_a_node_that_cannot_be_started_any_more_as_the_job_ends_is_reported_and_no_more() -> None:
-    history = History.of(LocalSpec(2, 2))
+    history = History.of(LocalSettings(2, 2))
     [newcomer] = history.end(1).start
     history.stop()
     step = history.refuse(newcomer)
@@ -321,7 +321,7 @@ def test_a_node_that_cannot_be_started_any_more_as_the_job_ends_is_reported_and_
 
 
 def test_the_code_is_that_of_the_cause_also_when_other_nodes_end_first() -> None:
-    history = History.of(LocalSpec(3, 3))
+    history = History.of(LocalSettings(3, 3))
     for number, code, by_peer in ((0, 1, True), (1, 7, False), (2, 1, True)):
         history.follow(node_ended(history.cluster, NodeEnd(number, EndKind.FAILED, code, "failed", by_peer)))
         assert exit_code(history.cluster) == (1 if number == 0 else 7)
