@@ -93,12 +93,6 @@ def test_a_circle_is_found_in_any_syntax(tmp_path: Path, text: str) -> None:
     assert circles(graph(tmp_path, ("sample",))) == []
 
 
-def test_the_core_imports_no_feature_but_the_registry() -> None:
-    core = "dlrover_run.coordination."
-    found = {(name, each) for name, each in edges(ROOT) if name.startswith(core) and ".features." in each}
-    assert found == {(f"{core}coordinator", "dlrover_run.features.registry")}
-
-
 FEATURE_WORDS = re.compile(
     r"autoscal|\bsurvivors?\b|straggl|(node|network).?check|checkpoint.memory|--hook\b|\bhangs\b|tensorflow|"
     r"parameter.?server|has_rounds|have_rounds",
