@@ -13,11 +13,12 @@ import contextlib
 import os
 import select
 import shutil
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import AsyncIterator, Callable, Collection
 from typing import Any, Literal, NamedTuple
 
 import msgspec
 
+from dlrover_run.background import beside
 from dlrover_run.output import ring
 from dlrover_run.output.channels import MessagePipe, open_pipe, open_terminal
 from dlrover_run.output.messages import OWN_MESSAGES
@@ -232,7 +233,7 @@ class RelayClient:
         Gives up when the console takes nothing for `timeout` seconds, not when there is merely much to write. None
         waits for any time, as a program does that writes to its console itself, until `stop_waiting` is called.
         """
-        with self._request("drain", keys, end=list(end)) as request:
+        async with self._request("drain", keys, end=list(end)) as request:
             while not request.done.done():
                 request.moved = False
                 limit = timeout
@@ -247,7 +248,7 @@ class RelayClient:
     async def tails(self, keys: Collection[str]) -> dict[str, str]:
         """The end of the standard error of each worker in `keys` that is known, shown or not: a console that takes
         nothing is not waited for. It ends where the relay has read if the relay does not answer."""
-        with self._request("read", keys) as request:
+        async with self._request("read", keys) as request:
             await asyncio.wait({request.done}, timeout=STUCK_TIMEOUT)
             return self._read_tails(request)
 
@@ -308,26 +309,25 @@ class RelayClient:
             shutil.rmtree(path, ignore_errors=True)
         self._outputs.close()
 
-    @contextlib.contextmanager
-    def _request(self, what: str, keys: Collection[str], **more: list[int]) -> Iterator[_Request]:
+    @contextlib.asynccontextmanager
+    async def _request(self, what: str, keys: Collection[str], **more: list[int]) -> AsyncIterator[_Request]:
         """Send a request to the relay, and take its replies until the end of this context."""
         self._count += 1
         number = self._count
         message = {"do": what, "number": number, **more}
         request = _Request(asyncio.get_running_loop().create_future(), message, self._outputs.live(keys))
         self._requests[number] = request
-        sending = None
         try:
             if self._process.ended.done():
                 self._reply_without_relay(request)
             elif what == "drain" and not self._messages.sent.is_set():
-                sending = asyncio.ensure_future(self._send_after_messages(request))
+                async with beside(self._send_after_messages(request)):
+                    yield request
+                return
             else:
                 self._send_request(request)
             yield request
         finally:
-            if sending is not None:
-                sending.cancel()
             del self._requests[number]
 
     async def _send_after_messages(self, request: _Request) -> None:

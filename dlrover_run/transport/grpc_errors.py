@@ -7,6 +7,8 @@ from collections.abc import Awaitable
 from enum import Enum
 from typing import NamedTuple, TypeVar
 
+from dlrover_run.background import beside
+
 _MAX_DETAILS = 300
 """Characters of a foreign error text that are worth quoting."""
 
@@ -106,22 +108,11 @@ async def wait_for_call(work: Awaitable[Answer], timeout: float | None = None) -
     """
     # gRPC raises CancelledError for a call whose channel was closed, as if this task had been cancelled. A task of its
     # own for the work shows which of the two has happened.
-    working = asyncio.ensure_future(work)
-    working.add_done_callback(_retrieve_exception)
-    try:
+    async with beside(work) as working:
         await asyncio.wait([working], timeout=timeout)
         if not working.done():
             assert timeout is not None, "without a timeout the work is waited for"
             raise CallTimeout(timeout)
-    finally:
-        working.cancel()
-    if working.cancelled():
-        raise CallCancelled
-    return working.result()
-
-
-def _retrieve_exception(working: asyncio.Future[Answer]) -> None:
-    # After a cancellation or a timeout nothing reads the result, and asyncio prints a traceback to the user's terminal
-    # for an exception that was never retrieved.
-    if not working.cancelled():
-        working.exception()
+        if working.cancelled():
+            raise CallCancelled
+        return working.result()

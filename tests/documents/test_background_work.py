@@ -11,22 +11,16 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 DETACHED = {
+    "dlrover_run/background.py": 2,
     "dlrover_run/features/local_nodes/cluster_master.py": 1,
     "dlrover_run/features/node_check/node/check_runner.py": 3,
     "dlrover_run/observe/tick.py": 1,
-    "dlrover_run/features/operate/find.py": 1,
-    "dlrover_run/features/operate/pipe.py": 2,
-    "dlrover_run/features/operate/top.py": 2,
     "dlrover_run/master/command.py": 1,
     "dlrover_run/master/session.py": 2,
-    "dlrover_run/output/relay_client.py": 1,
-    "dlrover_run/rendezvous/kv/leader.py": 1,
     "dlrover_run/rendezvous/master/client.py": 1,
-    "dlrover_run/rendezvous/master/session.py": 3,
     "dlrover_run/rendezvous/reconnect.py": 2,
     "dlrover_run/store/etcd/connection.py": 1,
     "dlrover_run/torchrun/logs_specs.py": 1,
-    "dlrover_run/transport/grpc_errors.py": 1,
     "dlrover_run/workers/cause_collector.py": 1,
     "dlrover_run/workers/round.py": 2,
     "dlrover_run/workers/starter.py": 2,

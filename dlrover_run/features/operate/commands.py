@@ -155,7 +155,7 @@ async def top(asker: Asker) -> int:
     job = await asker.find()
     # An error before the first answer is one of this command; after it, the job has ended.
     found = [await asker.ask(job)]
-    with job.endings() as endings:
+    async with job.endings() as endings:
 
         async def look() -> StatusLines | None:
             try:

@@ -9,8 +9,9 @@ import asyncio
 import contextlib
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 
+from dlrover_run.background import beside
 from dlrover_run.command_line import access, credentials, rdzv_keys
 from dlrover_run.command_line.parse import CommandLine
 from dlrover_run.command_line.program import Program
@@ -81,15 +82,12 @@ class JobHere:
                 return reply
         raise AskFailed(f"the agents of the job {self.name!r} have ended", no_job=True)
 
-    @contextlib.contextmanager
-    def endings(self) -> Iterator[Endings]:
+    @contextlib.asynccontextmanager
+    async def endings(self) -> AsyncIterator[Endings]:
         """Waits for the end of the job on its nodes here, until this context ends."""
-        waiting = [asyncio.ensure_future(ask_agent(name, AgentRequest(ending=True))) for name in self._sockets]
-        try:
-            yield Endings(waiting)
-        finally:
-            for each in waiting:
-                each.cancel()
+        async with contextlib.AsyncExitStack() as asked:
+            requests = (ask_agent(name, AgentRequest(ending=True)) for name in self._sockets)
+            yield Endings([await asked.enter_async_context(beside(request)) for request in requests])
 
     async def readings(self) -> Readings:
         """What the agents of this machine read now."""
@@ -130,8 +128,8 @@ class JobElsewhere:
         assert asker is not None, "a job elsewhere can be asked from outside"
         return asker(self.spec)
 
-    @contextlib.contextmanager
-    def endings(self) -> Iterator[Endings]:
+    @contextlib.asynccontextmanager
+    async def endings(self) -> AsyncIterator[Endings]:
         """None: only the agents of this machine are asked."""
         yield Endings()
 

@@ -10,6 +10,8 @@ import sys
 from collections.abc import Coroutine, Iterator
 from typing import Any, TypeVar
 
+from dlrover_run.background import beside
+
 T = TypeVar("T")
 
 
@@ -17,17 +19,12 @@ async def while_read(work: Coroutine[Any, Any, T]) -> T:
     """The result of work that writes to standard output. Raises BrokenPipeError, and cancels the work, as soon as the
     reader has ended: a writer that waits for news would learn of it with its next line only."""
     with _unread() as unread:
-        working = asyncio.ensure_future(work)
-        closing = asyncio.ensure_future(unread.wait())
-        try:
-            await asyncio.wait({working, closing}, return_when=asyncio.FIRST_COMPLETED)
-            if working.done():
-                return working.result()
-        finally:
-            for task in (working, closing):
-                task.cancel()
-            await asyncio.wait({working, closing})
-    raise BrokenPipeError
+        async with beside(unread.wait()) as closing, beside(work) as working:
+            both: set[asyncio.Future[Any]] = {working, closing}
+            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+            if not working.done():
+                raise BrokenPipeError
+            return working.result()
 
 
 def drop_output() -> None:

@@ -10,13 +10,14 @@ import signal
 import sys
 import termios
 import tty
-from collections.abc import Awaitable, Callable, Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from dlrover_run.background import beside
 from dlrover_run.features.operate.text import Line, StatusLines
 from dlrover_run.words.text import counted
 
@@ -86,7 +87,7 @@ class Screen:
             self.show(self._status)
 
 
-async def watch(look: Callable[[], Awaitable[StatusLines | None]]) -> StatusLines | None:
+async def watch(look: Callable[[], Coroutine[Any, Any, StatusLines | None]]) -> StatusLines | None:
     """Show what `look` returns, each second, until it returns None: the job has ended; then the last that was shown.
     None if the user quits first."""
     last: StatusLines | None = None
@@ -97,19 +98,19 @@ async def watch(look: Callable[[], Awaitable[StatusLines | None]]) -> StatusLine
         if keyboard is not None:
             loop.add_reader(keyboard, lambda: screen.press(os.read(keyboard, 64)))
         try:
-            quitting = asyncio.ensure_future(screen.ended.wait())
-            while not quitting.done():
-                looking = asyncio.ensure_future(look())
-                await asyncio.wait({looking, quitting}, return_when=asyncio.FIRST_COMPLETED)
-                if not looking.done():
-                    looking.cancel()
-                    break
-                if (now := looking.result()) is None:
-                    quitting.cancel()
-                    return last
-                last = now
-                screen.show(now)
-                await asyncio.wait({quitting}, timeout=INTERVAL)
+            async with beside(screen.ended.wait()) as quitting:
+                while not quitting.done():
+                    async with beside(look()) as looking:
+                        both: set[asyncio.Future[Any]] = {looking, quitting}
+                        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+                        if not looking.done():
+                            break
+                        now = looking.result()
+                    if now is None:
+                        return last
+                    last = now
+                    screen.show(now)
+                    await asyncio.wait({quitting}, timeout=INTERVAL)
         finally:
             if keyboard is not None:
                 loop.remove_reader(keyboard)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from dlrover_run.background import Group
 from dlrover_run.coordination.coordinator import RETURN_GRACE
 from dlrover_run.coordination.programs import describe_mixed_programs, describe_other_program, differs
 from dlrover_run.coordination.records.plan import OVER
@@ -235,7 +236,7 @@ class StoreClient(RemoteClient):
         own = self._own_report().key
         self._note_connected()
         try:
-            async with asyncio.TaskGroup() as tasks:
+            async with Group() as tasks:
                 self._election.begin(tasks, own, self._lease)
                 tasks.create_task(self._renew())
                 tasks.create_task(self._follow(entry, watch))
@@ -252,12 +253,8 @@ class StoreClient(RemoteClient):
                     # It ends by itself. The next leader would first have to detect that this node is gone.
                     await asyncio.wait([self._election.leading])
                 raise _Finished
-        except ExceptionGroup as group:
-            # Of several failures the first one counts.
-            for error in group.exceptions:
-                if not isinstance(error, _Finished):
-                    raise error from None
-        await self._leave()
+        except _Finished:
+            await self._leave()
 
     async def _renew(self) -> None:
         # A renewal that fails at one member must leave time for another one.

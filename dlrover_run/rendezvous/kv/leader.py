@@ -13,6 +13,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from dlrover_run.background import beside
 from dlrover_run.coordination.coordinator import Coordinator
 from dlrover_run.coordination.driver import Answer, Disconnected, Driver, Paused, Requested
 from dlrover_run.coordination.records.plan import OVER
@@ -161,16 +162,13 @@ class StoreLeader:
                 async with self.store.watch([Range(self.keys.nodes, prefix=True), self._requests]) as watch:
                     revision, driver = await self._read_all(was_away)
                     was_away = False
-                    watching = asyncio.ensure_future(self._listen(watch, revision))
-                    watching.add_done_callback(lambda _: self._changed.set())
                     try:
-                        await self._decide(driver, watching)
+                        async with beside(self._listen(watch, revision)) as watching:
+                            watching.add_done_callback(lambda _: self._changed.set())
+                            await self._decide(driver, watching)
                     except (Compacted, StaleWriteApplied):
                         # Unread events were compacted, or an older write was applied.
                         continue
-                    finally:
-                        watching.cancel()
-                        await asyncio.gather(watching, return_exceptions=True)
         except NotElected:
             return
 

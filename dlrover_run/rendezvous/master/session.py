@@ -11,6 +11,7 @@ import secrets
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
+from dlrover_run.background import Group, beside
 from dlrover_run.coordination.records.assignment import Assignment
 from dlrover_run.coordination.records.report import NodeReport
 from dlrover_run.coordination.records.rules import JobRules
@@ -159,18 +160,11 @@ class Stay:
     async def run(self, joined: NodeReport) -> None:
         """Report and receive until the connection ends, which raises ConnectionLost, or the last report is sent."""
         self._detector.heartbeat(_MASTER, self._loop.time())
-        receiving = asyncio.ensure_future(self._receive())
-        reporting = asyncio.ensure_future(self._report(joined))
-        try:
+        async with beside(self._receive()) as receiving, beside(self._report(joined)) as reporting:
             await asyncio.wait([reporting, receiving], return_when=asyncio.FIRST_COMPLETED)
             if reporting.done():
                 reporting.result()
             await receiving
-        finally:
-            for task in (reporting, receiving):
-                task.cancel()
-            # Both may have failed; one failure has been raised.
-            await asyncio.gather(reporting, receiving, return_exceptions=True)
 
     async def _report(self, sent: NodeReport) -> None:
         """Send each new report, a heartbeat in each interval, and stacks that were asked for, until the last report.
@@ -208,8 +202,7 @@ class Stay:
             raise ConnectionLost(f"it has read nothing for {timeout:g} s") from None
 
     async def _receive(self) -> None:
-        finding: set[asyncio.Task[None]] = set()
-        try:
+        async with Group() as tasks:
             while True:
                 message = await self._session.receive()
                 self._detector.heartbeat(_MASTER, self._loop.time())
@@ -218,12 +211,7 @@ class Stay:
                 elif isinstance(message, Notice):
                     self._note(message.text)
                 elif isinstance(message, StacksWanted):
-                    task = asyncio.ensure_future(self._find_stacks(message))
-                    finding.add(task)
-                    task.add_done_callback(finding.discard)
-        finally:
-            for task in finding:
-                task.cancel()
+                    tasks.create_task(self._find_stacks(message))
 
     async def _find_stacks(self, wanted: StacksWanted) -> None:
         """Find the stacks of this node's workers; `_report` sends them."""

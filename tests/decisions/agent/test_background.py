@@ -1,0 +1,112 @@
+"""What becomes of the work in the background of a loop, and of its errors."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from dlrover_run.background import Background, Group, beside
+
+
+async def _wait_for_ever() -> None:
+    await asyncio.get_running_loop().create_future()
+
+
+async def _fail(error: Exception) -> None:
+    raise error
+
+
+def test_a_group_raises_the_error_because_of_which_the_others_end() -> None:
+    async def fail_when_cancelled() -> None:
+        try:
+            await _wait_for_ever()
+        finally:
+            raise OSError("a consequence")
+
+    async def whole() -> None:
+        async with Group() as group:
+            group.create_task(fail_when_cancelled())
+            await asyncio.sleep(0)
+            group.create_task(_fail(ValueError("the cause")))
+
+    with pytest.raises(ValueError, match="the cause"):
+        asyncio.run(whole())
+
+
+def test_a_group_in_a_group_raises_its_own_error() -> None:
+    async def inner() -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(_fail(ValueError("the cause")))
+
+    async def whole() -> None:
+        async with Group() as group:
+            group.create_task(inner())
+
+    with pytest.raises(ValueError, match="the cause"):
+        asyncio.run(whole())
+
+
+def test_an_error_in_the_background_is_told_at_once_and_ends_nothing_else() -> None:
+    errors: list[Exception] = []
+
+    async def whole() -> None:
+        background = Background(errors.append)
+        goes_on = background.start(_wait_for_ever())
+        background.start(_fail(ValueError("broken")))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert [str(error) for error in errors] == ["broken"]
+        assert not goes_on.done()
+        await background.close()
+        assert goes_on.cancelled()
+
+    asyncio.run(whole())
+    assert len(errors) == 1
+
+
+def test_an_error_while_the_background_is_closed_is_told_too() -> None:
+    errors: list[Exception] = []
+
+    async def fail_when_cancelled() -> None:
+        try:
+            await _wait_for_ever()
+        finally:
+            raise OSError("cannot be ended")
+
+    async def whole() -> None:
+        background = Background(errors.append)
+        background.start(fail_when_cancelled())
+        await asyncio.sleep(0)
+        await background.close()
+
+    asyncio.run(whole())
+    assert [str(error) for error in errors] == ["cannot be ended"]
+
+
+@pytest.mark.parametrize(
+    ("block", "expected"),
+    [
+        (lambda task: asyncio.wait([task]), "of the work"),
+        (lambda task: _fail(ValueError("of the block")), "of the block"),
+    ],
+)
+def test_the_error_of_work_beside_a_block_is_raised_unless_the_block_fails(
+    block: Callable[[asyncio.Future[None]], Awaitable[object]], expected: str
+) -> None:
+    async def whole() -> None:
+        async with beside(_fail(ValueError("of the work"))) as task:
+            await block(task)
+
+    with pytest.raises(ValueError, match=expected):
+        asyncio.run(whole())
+
+
+def test_work_beside_a_block_has_ended_after_it() -> None:
+    async def whole() -> bool:
+        async with beside(_wait_for_ever()) as task:
+            await asyncio.sleep(0)
+        return task.cancelled()
+
+    assert asyncio.run(whole())
