@@ -18,9 +18,10 @@ from dlrover_run.console.text import format_time_of_day, prefix_with_node
 from dlrover_run.exit_reasons import ExitReason, in_scheme
 from dlrover_run.features import FEATURES
 from dlrover_run.output.run_directory import RunDir, create_run_dir, remove_run_dir
-from dlrover_run.processes import title, tree, watchdog
+from dlrover_run.processes import tree, watchdog
 from dlrover_run.spec import JobSpec, SpecError
 from dlrover_run.words.log_level import is_debug
+from dlrover_run.workers.template import process_title
 
 if TYPE_CHECKING:
     from dlrover_run.agent.framework import AdapterFactory
@@ -105,7 +106,7 @@ def _be_agent(
     try:
         # A session of its own: the terminal's Ctrl-C comes through the watchdog only, and once.
         os.setsid()
-        title.name_process(program.process)
+        process_title.name_process(program.process)
         tree.become_subreaper()
         # An agent that is stopped could not see that the watchdog has died.
         tree.continue_without_parent()

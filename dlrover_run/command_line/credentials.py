@@ -41,8 +41,8 @@ def scrub_environment() -> None:
     """Remove the secrets from this process's environment, and overwrite the values with which it was started.
 
     Removing a variable is not enough: the kernel goes on showing the first environment of a process in
-    `/proc/PID/environ`, and the agent and the relay are forked from this process and would keep the secret in their
-    memory. If the kernel does not permit the write, the values stay readable for this user and root.
+    `/proc/PID/environ`, and the agent is forked from this process and would keep the secret in its memory. If the
+    kernel does not permit the write, the values stay readable for this user and root.
     """
     held = [os.fsencode(name) for name in VARIABLES if os.environ.pop(name, None) is not None]
     if held:

@@ -24,11 +24,12 @@ from dlrover_run.command_line.rdzv_conf import RdzvConf
 from dlrover_run.coordination.records.rules import JobRules
 from dlrover_run.coordination.rounds.quorum import LostMaster
 from dlrover_run.master.server import IdleShutdown
-from dlrover_run.processes import event_loop, signals, title, tree
+from dlrover_run.processes import event_loop, signals, tree
 from dlrover_run.rendezvous import kinds
 from dlrover_run.spec import FlagValue, SpecError
 from dlrover_run.transport.addresses import Address, bind_error
 from dlrover_run.words.text import join_address
+from dlrover_run.workers.template import process_title
 
 if TYPE_CHECKING:
     from dlrover_run.features.operate.web.server import WebServer
@@ -208,7 +209,7 @@ def main(args: Sequence[str]) -> int:
         credentials.scrub_environment()
         if options.is_launched:
             # So that a `pkill` of the job's script does not match it.
-            title.name_process(tree.MASTER_NAME)
+            process_title.name_process(tree.MASTER_NAME)
             # It ignores the signals that a scheduler sends to every process of a job step. A master with a parent-death
             # pipe ends with its parent: the parent gets the signal too, and would report a master that ends first as
             # failed.

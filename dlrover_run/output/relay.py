@@ -51,7 +51,7 @@ from dlrover_run.output.ring import RingWriter
 from dlrover_run.output.sinks import Sink, console_sink, file_sink
 from dlrover_run.output.sources import DRAIN_PIPE_BYTES, LogSource, PipeSource, Source, window_size
 from dlrover_run.processes import signals
-from dlrover_run.processes.title import name_process
+from dlrover_run.workers.template.process_title import name_process
 
 if TYPE_CHECKING:
     from dlrover_run.output.log_steps import LogStepSearches

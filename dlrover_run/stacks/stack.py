@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from dlrover_run.words.text import format_ranks
@@ -11,17 +12,13 @@ from dlrover_run.words.text import format_ranks
 MAX_FRAMES = 100
 """Frames of a thread that are kept."""
 
-LAUNCHER = (
-    *("dlrover_run/workers/", "dlrover_run/training/", "dlrover_run/worker_path/", "dlrover_run/observe/"),
-    *("tf_ps_runner/data/", "tf_ps_runner/worker/", "tf_ps_runner/worker_path/", "tf_ps_runner/hooks.py"),
+_HOME = Path(__file__).parents[2]
+_LAUNCHER = "|".join(
+    re.escape(f"{home / package}/") for home in (_HOME, _HOME.resolve()) for package in ("dlrover_run", "tf_ps_runner")
 )
-"""Where the code of the launcher that runs in a worker is: also in a checkout, outside of site-packages."""
+"""The code of the launcher, some of which runs in a worker: also in a checkout, outside of site-packages."""
 
-_LIBRARY = re.compile(
-    r"/(?:site|dist)-packages/|/lib/python3\.\d+t?/|^<frozen |^<string>$|/(?:"
-    + "|".join(map(re.escape, LAUNCHER))
-    + ")"
-)
+_LIBRARY = re.compile(rf"/(?:site|dist)-packages/|/lib/python3\.\d+t?/|^<frozen |^<string>$|^(?:{_LAUNCHER})")
 _COLLECTIVE = re.compile(r"/torch/(?:distributed|nn/parallel|autograd)/|/horovod/|/deepspeed/comm/")
 _LOCK = re.compile(r"/threading\.py:|/multiprocessing/synchronize\.py:|/queue\.py:|/filelock/")
 _LOADER = re.compile(r"/torch/utils/data/dataloader\.py:|/multiprocessing/(?:queues|connection|pool)\.py:")

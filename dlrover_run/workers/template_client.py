@@ -25,7 +25,6 @@ from dlrover_run.failures.causes import describe_exit_code
 from dlrover_run.processes import event_loop, signals
 from dlrover_run.processes.process import ProcessSpec
 from dlrover_run.processes.unix_sockets import messages
-from dlrover_run.workers.template import allocators
 
 PREPARE_TIMEOUT = 300.0
 """Seconds for the template to start and import; a cold network disk can take minutes over torch."""
@@ -63,6 +62,11 @@ the interpreter itself ends them. The worker and the program are popped because 
 """
 
 ProgramKind = Literal["script", "module", "run_path"]
+
+_CONF_VARIABLES = ("MALLOC_CONF", "JE_MALLOC_CONF", "JE_ARROW_MALLOC_CONF", "_RJEM_MALLOC_CONF")
+"""The variables that copies of jemalloc read: its own, with its usual prefix, pyarrow's, and that of Rust (polars)."""
+
+_NO_THREAD = "background_thread:false"
 
 
 class TemplateError(Exception):
@@ -118,7 +122,7 @@ class Template:
             with signals.held_back():
                 process = subprocess.Popen(
                     [python, "-u", "-c", BOOT, *arguments],
-                    env=allocators.without_threads(env),
+                    env=without_threads(env),
                     cwd=cwd,
                     stdin=subprocess.DEVNULL,
                     stdout=2,
@@ -288,3 +292,15 @@ class Template:
 
 def _imported(answer: Mapping[str, Any]) -> Imported:
     return Imported(tuple(answer["imported"]), tuple(answer["skipped"]))
+
+
+def without_threads(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a template, in which no jemalloc starts a thread, which would forbid a fork. Other settings
+    are kept: of two settings of one option the last counts.
+
+    jemalloc may return memory in a thread of its own, which no fork has: pyarrow asks for that thread when it is
+    imported, and so do pandas, scikit-learn and datasets, which import pyarrow. jemalloc turns the thread off in every
+    child that is forked, so a worker of a template loses nothing if the template never had it.
+    """
+    own = {name: ",".join(filter(None, [environment.get(name), _NO_THREAD])) for name in _CONF_VARIABLES}
+    return {**environment, **own}

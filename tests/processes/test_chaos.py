@@ -610,8 +610,8 @@ ip link set lo up && ip link add eth0 type veth peer name far && ip link set far
 ip addr add 10.77.1.101/16 dev eth0 && ip link set eth0 up && ip route add default via 10.77.0.1 &&
 exec {sys.executable} -c '
 import sys
-from dlrover_run.processes import title
-title.name_process("dlrover-agent")
+from dlrover_run.workers.template import process_title
+process_title.name_process("dlrover-agent")
 print("begun", flush=True)
 sys.stdin.read()
 '

@@ -21,11 +21,12 @@ ROLES = ("chief", "worker", "ps")
 
 
 def be_watchdog(program: str, workers: int) -> None:
-    from dlrover_run.processes import title, tree
+    from dlrover_run.processes import tree
+    from dlrover_run.workers.template import process_title
 
     if os.fork() == 0:
         os.setsid()
-        title.name_process({"dlrover_run": "dlrover-agent", "tf_ps_run": "tf-ps-agent"}[program])
+        process_title.name_process({"dlrover_run": "dlrover-agent", "tf_ps_run": "tf-ps-agent"}[program])
         tree.become_subreaper()
         be_agent(program, workers)
     os.wait()

@@ -21,7 +21,8 @@ from dlrover_run.features.checkpoints.copies import Copies
 from dlrover_run.features.checkpoints.memory import Figures, HeldMemory
 from dlrover_run.features.checkpoints.worker_line import WorkerLine
 from dlrover_run.features.checkpoints.write_behind import WriteBehind
-from dlrover_run.processes import title, unix_sockets
+from dlrover_run.processes import unix_sockets
+from dlrover_run.workers.template import process_title
 
 MAX_CONTROL = 64 * 1024
 
@@ -65,7 +66,7 @@ class ControlLine:
 def run() -> int:
     """Hold checkpoints. The first argument is the descriptor of the control line, on which the descriptor of the
     listening socket comes, with the settings."""
-    title.name_process("dlrover-memory")
+    process_title.name_process("dlrover-memory")
     # Each checkpoint that is held takes one.
     linux.raise_descriptor_limit()
     control = socket.socket(fileno=int(sys.argv[1]))

@@ -14,7 +14,6 @@ from dlrover_run.coordination.records.parts import with_part
 from dlrover_run.coordination.records.report import NodeReport
 from dlrover_run.coordination.records.round import NodeKey, RankAssignment, RoundKey
 from dlrover_run.features.survivors import line
-from dlrover_run.features.survivors.group_store import GroupStore
 from dlrover_run.features.survivors.line import Formed, WorkerHello
 from dlrover_run.features.survivors.model import SurvivorsAssignment, SurvivorsReport
 from dlrover_run.features.survivors.text import SurvivorsCode
@@ -28,14 +27,57 @@ from dlrover_run.features.survivors.worker_record import (
 )
 from dlrover_run.processes.line_connection import LineConnection
 from dlrover_run.processes.line_listener import LineListener
+from dlrover_run.processes.ports import HeldPort
 from dlrover_run.training.agent_line import LINE_VARIABLE, TOKEN_VARIABLE
 from dlrover_run.words.reasons import Reasons
 from dlrover_run.workers.round import WorkerRound
 from dlrover_run.workers.specs import Worker
+from dlrover_run.workers.store_process import StoreProcess
 
 LATE = 0.5
 """Seconds by which a timer may be late. One that is later shows that this process was stalled, and perhaps all of the
 machine, so the workers get that time too."""
+
+
+class GroupStore:
+    """The store of a job whose workers outlive their round, which this node runs, or could run, at `port`. It belongs
+    to the agent, lasts for more than one round, and ends with the agent, also by SIGKILL.
+
+    `log` is called with a sentence for the user, `on_end` when it has ended by itself. Then `port` is another one,
+    because a port stands for one store.
+    """
+
+    def __init__(self, log: Callable[[str], None], on_end: Callable[[], None]) -> None:
+        self._log = log
+        self._on_end = on_end
+        self._store = self._hold()
+
+    @property
+    def port(self) -> int:
+        """The port of the store."""
+        return self._store.number
+
+    @property
+    def pids(self) -> set[int]:
+        """The pid of the process, while it runs."""
+        return self._store.pids
+
+    def start(self) -> None:
+        """Start the process, if it does not run. Raises OSError."""
+        self._store.listen()
+        self._store.start()
+
+    def close(self) -> None:
+        """End the process, and release the port."""
+        self._store.release()
+
+    def _hold(self) -> StoreProcess:
+        return StoreProcess(HeldPort(), self._log, self._note_end)
+
+    def _note_end(self, how: str) -> None:
+        self._store = self._hold()
+        self._log(f"the store of the workers {how}: the next round has another one, and its workers start anew")
+        self._on_end()
 
 
 class Survivors:

@@ -1,4 +1,4 @@
-"""Make `ps` and /proc show a forked worker's own command line and environment.
+"""Make `ps` and /proc show the name of a process of the launcher, or the command line and environment of a worker.
 
 The kernel reads both from two ranges of the process's memory. PR_SET_MM_MAP moves these ranges and needs no privilege.
 If the kernel was built without it, the old command line is overwritten in place, truncated to its length.
@@ -11,6 +11,7 @@ import mmap
 import os
 from collections.abc import Mapping, Sequence
 
+_PR_SET_NAME = 15
 PR_SET_MM = 35
 PR_SET_MM_MAP = 14
 
@@ -26,6 +27,16 @@ class _MemoryMap(ctypes.Structure):
         ("auxv_size", ctypes.c_uint32),
         ("exe_fd", ctypes.c_int32),
     ]
+
+
+def name_process(name: str) -> None:
+    """Set the name that `top` and `ps` show (15 bytes in `top`). The processes of the launcher call it at their start.
+
+    It replaces the whole command line, so that `pkill -9 -f train.py` kills the watchdog and the workers of that script
+    but not the processes that clean up after them.
+    """
+    ctypes.CDLL(None).prctl(_PR_SET_NAME, ctypes.c_char_p(name.encode()))
+    set_process_title((name,), os.environ)
 
 
 def set_process_title(argv: Sequence[str], env: Mapping[str, str]) -> None:
