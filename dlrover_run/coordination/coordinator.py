@@ -8,7 +8,6 @@ of one monotonic clock; the coordinator converts them to job time, which a succe
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -20,7 +19,7 @@ from dlrover_run.coordination.activities import Activities
 from dlrover_run.coordination.decide import Job, decide
 from dlrover_run.coordination.decision import Deadline, Wait, update_plan
 from dlrover_run.coordination.engine import Accepted
-from dlrover_run.coordination.membership import Members, MemberState, succeeded_round
+from dlrover_run.coordination.membership import KnownNodes, Members
 from dlrover_run.coordination.node_views import (
     EMPTY_VIEW,
     affects_nodes,
@@ -40,7 +39,6 @@ from dlrover_run.coordination.records.requests import (
     RequestFailed,
 )
 from dlrover_run.coordination.records.round import (
-    Member,
     NodeKey,
     RankAssignment,
     RoundKey,
@@ -115,9 +113,7 @@ class Coordinator:
         self.job = job_of(rules.resized(before.desired, before.wanted_nodes))
         self.plan = self.job.engine.take_over(msgspec.structs.replace(before, epoch=epoch))
         self._origin = now - before.clock
-        self._members: dict[NodeKey, MemberState] = {}
-        # The keys of `_members` by their node id, so that joining a large job costs no more than joining a small one.
-        self._processes: dict[str, list[NodeKey]] = {}
+        self._nodes = KnownNodes()
         self._names_successors = names_successors and self.job.engine.has_successors
         self._lost = lost
         self.plan = with_quorum(self.plan, rules, lost)
@@ -136,15 +132,15 @@ class Coordinator:
         grace = grace_for(len(before.members)) if return_grace is None else return_grace
         for member in before.members:
             if before.phase not in OVER and not member.done:
-                self._expect(member, grace)
+                self._nodes.expect(member, self.plan.clock, grace)
         done = {member.key for member in before.members if member.done}
         for node in () if before.phase in OVER else [node for part in before.parts for node in part.expected()]:
-            if node.key not in self._members and node.key not in done:
-                self._expect(node, grace, NodePhase.WAITING)
+            if node.key not in self._nodes.states and node.key not in done:
+                self._nodes.expect(node, self.plan.clock, grace, NodePhase.WAITING)
 
     @property
     def members(self) -> Members:
-        return MappingProxyType(self._members)
+        return MappingProxyType(self._nodes.states)
 
     @property
     def recovering(self) -> bool:
@@ -156,11 +152,7 @@ class Coordinator:
 
         Of two processes with one node id the first one stays while its connection holds.
         """
-        for other in self._processes.get(key.node_id, ()):
-            state = self._members[other]
-            if other != key and state.connected:
-                return f"node id {key.node_id} is in use by another process, on {state.report.host}, that is alive"
-        return None
+        return self._nodes.refusal(key)
 
     def dispute_epoch(self, report: NodeReport, now: float) -> str | None:
         """Why a later coordinator, which that node reports to obey, is not believed to exist; None when it is, or when
@@ -173,7 +165,7 @@ class Coordinator:
             return None
         time = self._job_time(now)
         member_keys = {member.key for member in self.plan.members if not member.done}
-        for key, state in self._members.items():
+        for key, state in self._nodes.states.items():
             is_ours = key in member_keys or (state.connected and state.report.epoch > 0)
             if is_ours and key != report.key and not state.has_left and not state.is_lost(time):
                 other = state.report.host
@@ -187,45 +179,24 @@ class Coordinator:
         if report.activity is not None or report.key in self.activities.by_node:
             self.activities.take(report.key, report.activity, time)
             report = msgspec.structs.replace(report, activity=None)
-        known = self._members.get(report.key)
+        known = self._nodes.states.get(report.key)
         if known is not None and known.report == report and known.connected:
             return False
         self._compare_epochs(report)
         if self._is_fresh:
-            if not self._members:
+            if not self._nodes.states:
                 # The first node: from now on a node waits.
                 self.plan = msgspec.structs.replace(self.plan, since=time)
             if self._recovering_until is None and latest_round(report) != RoundKey():
                 # Of a round unknown to this coordinator: its predecessor's, whose journal is not there.
                 self._recovering_until = time + grace_for(report.ranks.nodes if report.ranks else 0)
-        if known is None:
-            for key in self._processes.get(report.node_id, ()):
-                # Replaced by a new process with the same id, so this one is not waited for.
-                state = self._members[key]
-                self._members[key] = replace(
-                    state,
-                    disconnected_at=time if state.disconnected_at is None else state.disconnected_at,
-                    lost_at=time,
-                )
-            succeeded = succeeded_round(report, None)
-            self._remember(MemberState(report, joined_at=time, changed_at=time, succeeded=succeeded))
-        else:
-            same = (known.report.phase, known.report.ranks) == (report.phase, report.ranks)
-            succeeded = succeeded_round(report, known.succeeded)
-            changed = known.changed_at if same else time
-            prepared = time if known.report.preparing and not report.preparing else known.prepared_at
-            self._members[report.key] = MemberState(
-                report, known.joined_at, changed, succeeded=succeeded, prepared_at=prepared
-            )
+        self._nodes.take(report, time)
         return True
 
     def disconnect(self, key: NodeKey, now: float) -> None:
         """The node's connection has ended, or its heartbeats have: it is declared lost unless it reconnects in time."""
-        known = self._members.get(key)
-        if known is not None and known.connected:
-            time = self._job_time(now)
-            lost_at = max(time + self.rules.lost_after, self._returning_until)
-            self._members[key] = replace(known, disconnected_at=time, lost_at=lost_at)
+        time = self._job_time(now)
+        self._nodes.disconnect(key, time, max(time + self.rules.lost_after, self._returning_until))
 
     def compensate_stall(self, late: float) -> None:
         """This coordinator was stalled for that many seconds, which count for no timeout: what was sent meanwhile is
@@ -234,7 +205,7 @@ class Coordinator:
 
     def extend_grace(self, now: float) -> None:
         """Nodes may have been cut off, and be between two attempts to reconnect: for a while no node is lost."""
-        self._returning_until = self._job_time(now) + grace_for(len(self._members))
+        self._returning_until = self._job_time(now) + grace_for(len(self._nodes.states))
 
     def advance(self, now: float) -> bool:
         """Decide; return whether the plan has changed, which must then be stored before it is sent to any node. The
@@ -258,14 +229,14 @@ class Coordinator:
         """Make everything that is made from the plan, and raise what that raises; see `take_over.misfit`."""
         time = self._job_time(now)
         self._decide(time)
-        self._views = with_peers(node_views(self.job, self.plan), self._members)
-        for key in self._members:
+        self._views = with_peers(node_views(self.job, self.plan), self._nodes.states)
+        for key in self._nodes.states:
             self.assignment(key)
         self.status("", now)
 
     def find_wait(self, now: float) -> None:
         """Find out what the job waits for, and decide nothing: for a program that has only read the records."""
-        decision = decide(self._resized_job(self.plan), self.plan, self._members, self._job_time(now))
+        decision = decide(self._resized_job(self.plan), self.plan, self._nodes.states, self._job_time(now))
         self._deadlines, self._wait = decision.deadlines, decision.wait
 
     def _resized_job(self, plan: Plan) -> Job:
@@ -279,7 +250,7 @@ class Coordinator:
         if self._recovering_until is None or self._recover(time):
             plan, self._requests = self._requested(time), []
             self.job = self._resized_job(plan)
-            decision = decide(self.job, plan, self._members, time)
+            decision = decide(self.job, plan, self._nodes.states, time)
             self.plan, self._deadlines, self._wait = decision.plan, decision.deadlines, decision.wait
             self._wake_at = decision.wake_at
             self._lines += decision.log_lines
@@ -289,9 +260,9 @@ class Coordinator:
         if self.plan is before and not is_new:
             return False
         if affects_nodes(before, self.plan):
-            self._views = with_peers(node_views(self.job, self.plan), self._members)
+            self._views = with_peers(node_views(self.job, self.plan), self._nodes.states)
             if self._names_successors:
-                successors = choose_successors(self.plan, self._members)
+                successors = choose_successors(self.plan, self._nodes.states)
                 self._views = {key: replace(view, successors=successors) for key, view in self._views.items()}
                 self._other_view = replace(EMPTY_VIEW, successors=successors)
         # What was just decided may call for more, such as a deadline that is known only now.
@@ -304,7 +275,7 @@ class Coordinator:
             return None
         times = [
             state.lost_at
-            for state in self._members.values()
+            for state in self._nodes.states.values()
             if state.lost_at is not None and state.lost_at > self._advanced_at
         ]
         times += [time for time in (self._wake_at, self._recovering_until) if time is not None]
@@ -327,8 +298,8 @@ class Coordinator:
 
         While the plan of a running job is being rebuilt, each node keeps its assignment.
         """
-        if self._recovering_until is not None and key in self._members:
-            return continued_assignment(self.job, self.plan, self._members[key].report, waiting)
+        if self._recovering_until is not None and key in self._nodes.states:
+            return continued_assignment(self.job, self.plan, self._nodes.states[key].report, waiting)
         return build_assignment(self.plan, self.view(key), waiting)
 
     def is_full(self, offers: Sequence[ReportPart] = ()) -> bool:
@@ -357,7 +328,7 @@ class Coordinator:
         from dlrover_run.job_status.status import JobView, job_status
 
         time = self._job_time(now)
-        views = {key: self.view(key) for key in self._members}
+        views = {key: self.view(key) for key in self._nodes.states}
         waiting = None if self.plan.phase in OVER else self.waiting(now)
         activities, past = self.activities.by_node, self.activities.past_times
         return job_status(
@@ -376,7 +347,7 @@ class Coordinator:
     def _apply(self, request: OperatorRequest, plan: Plan, time: float) -> Accepted:
         if request.action is Action.STOP or plan.phase in OVER:
             return Accepted(stop(plan, request, time))
-        return self.job.engine.request(self.rules, plan, self._members, request, time)
+        return self.job.engine.request(self.rules, plan, self._nodes.states, request, time)
 
     @property
     def _is_fresh(self) -> bool:
@@ -396,28 +367,11 @@ class Coordinator:
     def _job_time(self, now: float) -> float:
         return now - self._origin
 
-    def _expect(self, member: Member, within: float, phase: NodePhase = NodePhase.RUNNING) -> None:
-        clock = self.plan.clock
-        report = NodeReport(
-            node_id=member.node_id,
-            incarnation=member.incarnation,
-            host=member.host,
-            address="",
-            port=0,
-            workers=member.workers,
-            phase=phase,
-        )
-        # Counted as disconnected before any later failure, so that a failure is not charged if this member is lost.
-        lost_at = clock + within
-        self._remember(
-            MemberState(report, joined_at=clock, changed_at=clock, disconnected_at=-math.inf, lost_at=lost_at)
-        )
-
     def _recover(self, time: float) -> bool:
         """Make the plan of a running job from what its nodes report; return whether it is settled."""
         assert self._recovering_until is not None
         grace_over = time >= self._recovering_until
-        plan = self.job.engine.recover(self.plan, self._members, grace_over, time)
+        plan = self.job.engine.recover(self.plan, self._nodes.states, grace_over, time)
         if plan is None and not grace_over:
             return False
         self._recovering_until = None
@@ -428,25 +382,17 @@ class Coordinator:
 
     def _recovered_parts(self, plan: Plan) -> Plan:
         for observer in self.job.observers.values():
-            plan = update_plan(plan, plan.clock, part=observer.recovered(plan, self._members))
+            plan = update_plan(plan, plan.clock, part=observer.recovered(plan, self._nodes.states))
         return plan
-
-    def _remember(self, newcomer: MemberState) -> None:
-        key = newcomer.report.key
-        self._members[key] = newcomer
-        self._processes.setdefault(key.node_id, []).append(key)
 
     def _forget(self, time: float) -> None:
         """Drop nodes that are gone, except a member whose round goes on: the time at which it was lost shows why the
         workers of other nodes failed."""
-        lost_or_left = [key for key, state in self._members.items() if state.is_lost(time) or state.has_left]
+        lost_or_left = [key for key, state in self._nodes.states.items() if state.is_lost(time) or state.has_left]
         needed: set[NodeKey] = set()
         if lost_or_left and self.plan.phase is PlanPhase.TRAINING:
             needed = {member.key for member in self.plan.members if not member.done}
         for key in lost_or_left:
             if key not in needed:
-                del self._members[key]
+                self._nodes.forget(key)
                 self.activities.forget(key)
-                self._processes[key.node_id].remove(key)
-                if not self._processes[key.node_id]:
-                    del self._processes[key.node_id]

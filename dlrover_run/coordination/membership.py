@@ -1,13 +1,15 @@
-"""What the coordinator knows of one node: its latest report, since when, and whether its connection holds."""
+"""What the coordinator knows of each node: its latest report, since when, and whether its connection holds."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import msgspec
+from msgspec.structs import replace
 
 from dlrover_run.coordination.records.report import NodePhase, NodeReport
-from dlrover_run.coordination.records.round import NodeKey, RoundKey
+from dlrover_run.coordination.records.round import Member, NodeKey, RoundKey
 
 _DRAINING = frozenset({NodePhase.LEAVING, NodePhase.LEFT})
 
@@ -65,6 +67,76 @@ class MemberState(msgspec.Struct, frozen=True):
 
 
 Members = Mapping[NodeKey, MemberState]
+
+
+class KnownNodes:
+    """The nodes of a job, which a coordinator keeps. `states` has each by its key; only this class changes it.
+    Times are job time."""
+
+    def __init__(self) -> None:
+        self.states: dict[NodeKey, MemberState] = {}
+        # The keys of the nodes by their node id, so that joining a large job costs no more than joining a small one.
+        self._processes: dict[str, list[NodeKey]] = {}
+
+    def refusal(self, key: NodeKey) -> str | None:
+        """Why this process cannot be a node, or None; see `Coordinator.refusal`."""
+        for other in self._processes.get(key.node_id, ()):
+            state = self.states[other]
+            if other != key and state.connected:
+                return f"node id {key.node_id} is in use by another process, on {state.report.host}, that is alive"
+        return None
+
+    def take(self, report: NodeReport, time: float) -> None:
+        """Take a node's latest report, which also shows that it is connected."""
+        known = self.states.get(report.key)
+        succeeded = succeeded_round(report, None if known is None else known.succeeded)
+        if known is not None:
+            same = (known.report.phase, known.report.ranks) == (report.phase, report.ranks)
+            changed = known.changed_at if same else time
+            prepared = time if known.report.preparing and not report.preparing else known.prepared_at
+            self.states[report.key] = MemberState(
+                report, known.joined_at, changed, succeeded=succeeded, prepared_at=prepared
+            )
+            return
+        for key in self._processes.get(report.node_id, ()):
+            # Replaced by a new process with the same id, so this one is not waited for.
+            state = self.states[key]
+            disconnected = time if state.disconnected_at is None else state.disconnected_at
+            self.states[key] = replace(state, disconnected_at=disconnected, lost_at=time)
+        self._add(MemberState(report, joined_at=time, changed_at=time, succeeded=succeeded))
+
+    def expect(self, member: Member, clock: float, within: float, phase: NodePhase = NodePhase.RUNNING) -> None:
+        """Wait so many seconds for a node of a predecessor to connect. `clock` is the job time of its plan."""
+        report = NodeReport(
+            node_id=member.node_id,
+            incarnation=member.incarnation,
+            host=member.host,
+            address="",
+            port=0,
+            workers=member.workers,
+            phase=phase,
+        )
+        # Counted as disconnected before any later failure, so that a failure is not charged if this member is lost.
+        lost_at = clock + within
+        self._add(MemberState(report, joined_at=clock, changed_at=clock, disconnected_at=-math.inf, lost_at=lost_at))
+
+    def disconnect(self, key: NodeKey, time: float, lost_at: float) -> None:
+        """The connection of a node has ended: it is declared lost then, unless it reconnects."""
+        known = self.states.get(key)
+        if known is not None and known.connected:
+            self.states[key] = replace(known, disconnected_at=time, lost_at=lost_at)
+
+    def forget(self, key: NodeKey) -> None:
+        """A node is gone."""
+        del self.states[key]
+        self._processes[key.node_id].remove(key)
+        if not self._processes[key.node_id]:
+            del self._processes[key.node_id]
+
+    def _add(self, newcomer: MemberState) -> None:
+        key = newcomer.report.key
+        self.states[key] = newcomer
+        self._processes.setdefault(key.node_id, []).append(key)
 
 
 def all_have_left(members: Members, now: float) -> bool:
