@@ -157,7 +157,7 @@ find_node() { # the agent of the node that is meant; false as long as there is n
 }
 
 find_check() { # the processes of the node's check
-    find_ranks '*/node_check *' ''
+    find_ranks '*/node_check/check *' ''
 }
 
 find_training() { # the node's workers; of tf-ps-run the task of one role and rank

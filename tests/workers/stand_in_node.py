@@ -34,10 +34,12 @@ def be_watchdog(program: str, workers: int) -> None:
 
 def be_agent(program: str, workers: int) -> None:
     checks = int(os.environ.get("STAND_IN_CHECKS", "0"))
+    if checks:  # start_chaos.sh finds the processes of a check by the path of that folder.
+        from dlrover_run.features.node_check.node.check_runner import NODE_CHECK_FOLDER
 
     def start(rank: int, checks: int = 0) -> int:
         variables = worker_variables(rank, workers) if program == "dlrover_run" else task_variables(rank)
-        command = [sys.executable, __file__, *(["/node_check"] if checks else []), "worker"]
+        command = [sys.executable, __file__, *(["check", NODE_CHECK_FOLDER] if checks else []), "worker"]
         # A `subprocess.Popen` that is dropped would reap a killed process at once, before the agent sees it.
         return os.posix_spawn(command[0], command, {**os.environ, **variables}, setsid=True)
 
@@ -101,7 +103,7 @@ def be_check() -> None:
 
 
 if __name__ == "__main__":
-    if "/node_check" in sys.argv:
+    if "check" in sys.argv:
         be_check()
     elif sys.argv[-1] == "worker":
         be_worker()
