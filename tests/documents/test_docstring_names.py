@@ -77,6 +77,7 @@ FUNCTIONS_ELSEWHERE = frozenset(
         "name_process.ps",
         "name_process.top",
         "read_cgroup_number.max",
+        "run.__main__",
         "run.relay_start",
         "scan_imports.run_path",
         "scan_imports.script",

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 from doc_pages import DOCS, EXAMPLES, PAGES, README, ROOT, anchors, links
 
+from dlrover_run.command_line.flags import TABLE
+
 
 def name_of(page: Path) -> str:
     return str(page.relative_to(ROOT))
@@ -168,6 +170,13 @@ def exists(path: str) -> bool:
     """Whether that is a folder or a module of the repository, from its top or from that of a package."""
     found = [top / path for top in (ROOT, ROOT / "dlrover_run", ROOT / "tf_ps_runner")]
     return any(place.exists() or place.with_suffix(".py").exists() for place in found)
+
+
+def test_each_flag_that_torchrun_lacks_is_described() -> None:
+    text = "\n".join(page.read_text() for page in DOCS.glob("*.md"))
+    ours = [flag.name for flag in TABLE if flag.extension]
+    assert len(ours) > 30
+    assert [name for name in ours if not re.search(rf"--{name}\b(?!-)", text)] == []
 
 
 NAMED_PAGES = [DOCS / "architecture.md", DOCS / "design-notes.md"]
