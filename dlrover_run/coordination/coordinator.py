@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from dlrover_run.coordination.activities import Activities
 from dlrover_run.coordination.decide import Job, decide
-from dlrover_run.coordination.decision import Deadline, Wait, update_plan
+from dlrover_run.coordination.decision import Deadline, Wait, changed_by, update_plan
 from dlrover_run.coordination.engine import Accepted
 from dlrover_run.coordination.membership import KnownNodes, Members
 from dlrover_run.coordination.node_views import (
@@ -248,14 +248,15 @@ class Coordinator:
         before, is_new = self.plan, self._is_new
         self._is_new = False
         if self._recovering_until is None or self._recover(time):
-            plan, self._requests = self._requested(time), []
+            recovered, plan, self._requests = self.plan, self._requested(time), []
             self.job = self._resized_job(plan)
             decision = decide(self.job, plan, self._nodes.states, time)
             self.plan, self._deadlines, self._wait = decision.plan, decision.deadlines, decision.wait
             self._wake_at = decision.wake_at
             self._lines += decision.log_lines
             if self.shows_changes:
-                self._lines += (f"debug: {change}" for change in decision.changes)
+                begun = changed_by("recovery", before, recovered) + changed_by("a request", recovered, plan)
+                self._lines += (f"debug: {change}" for change in begun + decision.changes)
             self._forget(time)
         if self.plan is before and not is_new:
             return False

@@ -1,5 +1,7 @@
-"""One decision: from the rules, the plan, the members and the job time to the next plan. The order in which all that
-decide are asked stands here, and only here.
+"""One decision: from the rules, the plan, the members and the job time to the next plan.
+
+Here is the order: the observers, then the engine, which asks the gate of the job while it gathers nodes and while a
+round runs. What an operator has requested is in the plan before (`Coordinator`).
 
 Pure: no clock, no socket, no thread. Idempotent: calling it again with the same inputs returns the same plan, so no
 restart is lost or repeated.
@@ -10,7 +12,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from dlrover_run.coordination.decision import MAX_STEPS, Deadline, Decision, Unsettled, Wait, update_plan
+from dlrover_run.coordination.decision import (
+    MAX_STEPS,
+    Change,
+    Deadline,
+    Decision,
+    Unsettled,
+    Wait,
+    changed_by,
+    update_plan,
+)
 from dlrover_run.coordination.engine import Engine
 from dlrover_run.coordination.membership import Members
 from dlrover_run.coordination.observer import Observation, Observer
@@ -19,12 +30,20 @@ from dlrover_run.coordination.records.rules import JobRules
 
 
 class Job(NamedTuple):
-    """The rules of a job, the observers that it has, by the names of their features, and its engine with its name."""
+    """The rules of a job, the observers that it has, by the names of their features, and its engine with its name.
+    `gate_name` is the feature of the gate that the engine asks, empty in a job without one."""
 
     rules: JobRules
     observers: Mapping[str, Observer]
     engine: Engine
     engine_name: str
+    gate_name: str = ""
+
+    @property
+    def order(self) -> str:
+        """A line for the debug log: who is asked in a decision, in this order."""
+        asked = ", ".join((*self.observers, self.engine_name))
+        return f"each decision asks {asked}" + (f", which asks the gate {self.gate_name}" if self.gate_name else "")
 
 
 def decide(job: Job, plan: Plan, members: Members, now: float) -> Decision:
@@ -49,7 +68,7 @@ class Steps:
         self._now = now
         self._deadlines: list[Deadline] = []
         self._log_lines: list[str] = []
-        self._changes: list[str] = []
+        self._changes: list[Change] = []
         self._wait: Wait | None = None
 
     @property
@@ -74,16 +93,10 @@ class Steps:
         return decision.again
 
     def _add(self, author: str, decision: Decision) -> None:
-        if decision.plan is not self.plan:
-            self._changes.append(f"{author} changes {_changed(self.plan, decision.plan)}")
+        for change in decision.changes:
+            self._changes += (*changed_by(author, self.plan, change.before), change)
+            self.plan = change.plan
+        self._changes += changed_by(author, self.plan, decision.plan)
         self.plan = decision.plan
         self._deadlines += decision.deadlines
         self._log_lines += decision.log_lines
-
-
-def _changed(before: Plan, plan: Plan) -> str:
-    """What of a plan differs, by name; of the parts those of which features."""
-    names = [name for name in Plan.__struct_fields__ if name not in ("clock", "parts")]
-    found = [name for name in names if getattr(before, name) != getattr(plan, name)]
-    found += [f"the part of {part.feature}" for part in plan.parts if part not in before.parts]
-    return ", ".join(found) or "nothing"

@@ -71,18 +71,40 @@ def seconds_left(deadlines: Sequence[Deadline], now: float, reasons: Set[Deadlin
     return min((max(0.0, deadline.at - now) for deadline in deadlines if deadline.reason in reasons), default=None)
 
 
+class Change(NamedTuple):
+    """A change of the plan and its author: a feature, the engine, or what else changes a plan. As text it is a line for
+    the debug log, which names the fields that differ and the features whose parts do."""
+
+    author: str
+    before: Plan
+    plan: Plan
+
+    def __str__(self) -> str:
+        before, plan = self.before, self.plan
+        names = [name for name in Plan.__struct_fields__ if name not in ("clock", "parts")]
+        found = [name for name in names if getattr(before, name) != getattr(plan, name)]
+        found += [f"the part of {part.feature}" for part in plan.parts if part not in before.parts]
+        return f"{self.author} changes {', '.join(found) or 'nothing'}"
+
+
+def changed_by(author: str, before: Plan, plan: Plan) -> tuple[Change, ...]:
+    """The change from one plan to the next; none if that is the same one."""
+    return () if plan is before else (Change(author, before, plan),)
+
+
 class Decision(NamedTuple):
     """The plan that holds now, the deadlines at which to decide again if no report is received before, and lines for
     the coordinator's log, to be written once the plan is stored. `wait` says what nodes without ranks wait for.
     `again`: a round has ended or begun, or something that precedes it, so all that decide are asked once more in this
-    decision. `changes` has a line for each author that has changed the plan, for the debug log."""
+    decision. `changes` are those of the plan in their order, for the debug log; of an engine's decision only those that
+    are not its own, as are those of the gate."""
 
     plan: Plan
     deadlines: tuple[Deadline, ...] = ()
     log_lines: tuple[str, ...] = ()
     wait: Wait | None = None
     again: bool = False
-    changes: tuple[str, ...] = ()
+    changes: tuple[Change, ...] = ()
 
     @property
     def wake_at(self) -> float | None:

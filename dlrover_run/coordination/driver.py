@@ -264,6 +264,8 @@ class Driver:
     def _set_coordinator(self, coordinator: Coordinator) -> None:
         self.coordinator = coordinator
         coordinator.shows_changes = self._shows_changes
+        if self._shows_changes:
+            self._log(f"debug: {coordinator.job.order}")
         self._throttle = WaitingThrottle(self._compute_waiting)
 
     def _take_report(self, report: NodeReport, now: float) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 from dlrover_run.coordination.decision import Deadline, Wait
 from dlrover_run.coordination.membership import Members, MemberState
@@ -46,6 +46,9 @@ class Gate(Protocol):
     Pure, as an observer is. `RoundEngine` asks it: `between` and `permit` while no round runs, `during` and `joins`
     while one does. `Plan.since`, `Plan.key` and `Plan.reasons` are its own until what it has begun is over.
     """
+
+    name: ClassVar[str]
+    """The feature, as the author of its changes."""
 
     def healthy(self, plan: Plan, members: Members) -> list[MemberState]:
         """The nodes that may have ranks in some round to come."""
@@ -91,6 +94,8 @@ class Gate(Protocol):
 
 class OpenGate(Gate):
     """The gate of a job without one: it lets every node in."""
+
+    name = ""
 
     def __init__(self, rules: JobRules) -> None:
         self.rules = rules

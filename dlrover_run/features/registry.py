@@ -58,7 +58,8 @@ def job_of(rules: JobRules) -> Job:
     if rules.engine:
         return Job(rules, observers, classes[rules.engine](rules), rules.engine)
     gate = next((classes[name](rules) for name, kind in kinds.items() if kind == "gate"), None)
-    return Job(rules, observers, RoundEngine(rules, gate or OpenGate(rules)), ROUNDS)
+    engine = RoundEngine(rules, gate or OpenGate(rules))
+    return Job(rules, observers, engine, ROUNDS, engine.gate.name)
 
 
 def decode_part(kind: type[Any], value: Any) -> Any:

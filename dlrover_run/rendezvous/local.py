@@ -129,7 +129,7 @@ class LocalClient:
             self._timer = loop.call_at(due, self._decide, report)
         lines, self._lines[:] = list(self._lines), []
         for line in lines:
-            if not wanted.is_announced or line.startswith("warning: "):
+            if not wanted.is_announced or line.startswith(("warning: ", "debug: ")):
                 self._log(line)
         if wanted != self.assignment:
             self.assignment = wanted

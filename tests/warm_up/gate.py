@@ -21,6 +21,8 @@ from warm_up.text import Code
 class WarmUpGate(OpenGate):
     """Lets the nodes of each round warm up before it."""
 
+    name = "warm_up"
+
     def between(self, plan: Plan, members: Members, now: float) -> Step:
         """End the warm-up once its time is over."""
         state = WarmUpState.get(plan.parts)

@@ -9,6 +9,7 @@ from dlrover_run.coordination.decision import (
     Deadline,
     DeadlineReason,
     Decision,
+    changed_by,
     deadline_if,
     end_job,
     update_plan,
@@ -46,13 +47,16 @@ def gather(
         # The next decision forms the round with the rules of that size.
         return Decision(plan)
     step = gate.between(plan, members, now)
+    changes = changed_by(gate.name, plan, step.plan)
     plan = step.plan
     alive = eligible(gate, plan, members)
     if candidates is not None:
         alive = [state for state in alive if state.report.key in candidates]
     decision = Decision(plan, step.deadlines) if step.holds else _form(rules, gate, plan, alive, members, now)
     wait = partial(wait_for_round, rules, gate, plan, alive, dict(members), step.wait)
-    return decision._replace(log_lines=step.log_lines + decision.log_lines, wait=wait)
+    return decision._replace(
+        log_lines=step.log_lines + decision.log_lines, wait=wait, changes=changes + decision.changes
+    )
 
 
 def _form(rules: JobRules, gate: Gate, plan: Plan, alive: list[MemberState], members: Members, now: float) -> Decision:
@@ -78,7 +82,7 @@ def _form(rules: JobRules, gate: Gate, plan: Plan, alive: list[MemberState], mem
         return Decision(plan, (complete,))
     permit = gate.permit(plan, alive, partial(_choose, rules, plan), now)
     if permit.begun is not None:
-        return Decision(permit.begun, again=True)
+        return Decision(permit.begun, again=True, changes=changed_by(gate.name, plan, permit.begun))
     if permit.until is not None:
         return Decision(plan, (permit.until,))
     ranked = permit.ranked
@@ -154,15 +158,17 @@ def eligible(gate: Gate, plan: Plan, members: Members) -> list[MemberState]:
 def end_round(gate: Gate, plan: Plan, now: float, reasons: Reasons) -> Decision:
     """The round is over: the next one is formed of the nodes that are alive, or waits for others. A planned change that
     waits for a checkpoint of the round is made with it."""
+    released = release_drains(plan, now)
+    without_ranks = gate.end_round(released)
     ended = update_plan(
-        gate.end_round(release_drains(plan, now)),
+        without_ranks,
         now,
         phase=PlanPhase.GATHERING,
         since=now,
         reasons=reasons,
         change=None,
     )
-    return Decision(ended, again=True)
+    return Decision(ended, again=True, changes=changed_by(gate.name, released, without_ranks))
 
 
 def release_drains(plan: Plan, now: float) -> Plan:

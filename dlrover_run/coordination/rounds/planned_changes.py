@@ -94,7 +94,8 @@ def _resize(
     ended = end_round(gate, update_plan(plan, now, failure=None), now, _why_resized(rules, plan, ranked))
     following = gather(rules, gate, ended.plan, members, now, {state.report.key for state in alive})
     if following.again:
-        return following if following.plan.phase is PlanPhase.TRAINING else ended
+        forms = following.plan.phase is PlanPhase.TRAINING
+        return following._replace(changes=ended.changes + following.changes) if forms else ended
     return Decision(plan, tuple(deadline for deadline in following.deadlines if deadline.reason is DeadlineReason.LOST))
 
 

@@ -10,6 +10,7 @@ from dlrover_run.coordination.decision import (
     Deadline,
     DeadlineReason,
     Decision,
+    changed_by,
     deadline_if,
     end_job,
     update_plan,
@@ -116,9 +117,11 @@ def train(rules: JobRules, gate: Gate, plan: Plan, members: Members, now: float)
         return _restart(rules, gate, plan, members, failed[0], now) if now >= known.at else Decision(plan, (known,))
     if any(done):
         # No node joins any more. The success of a member that is about to be dropped is kept in the plan.
-        watched = gate.during(release_drains(plan, now), members, now)
+        released = release_drains(plan, now)
+        watched = gate.during(released, members, now)
         remembered = _remember_done(watched.plan, members, now)
-        return Decision(remembered, deadline_if(broken, DeadlineReason.LOST), watched.log_lines)
+        changes = changed_by(gate.name, released, watched.plan)
+        return Decision(remembered, deadline_if(broken, DeadlineReason.LOST), watched.log_lines, changes=changes)
     if broken is not None:
         return Decision(plan, deadline_if(broken, DeadlineReason.LOST))
     watched = gate.during(plan, members, now)
@@ -129,6 +132,7 @@ def train(rules: JobRules, gate: Gate, plan: Plan, members: Members, now: float)
         deadlines=watched.deadlines + decision.deadlines,
         log_lines=watched.log_lines + decision.log_lines,
         wait=partial(wait_as_spare, rules, gate, decision.plan, dict(members), watched),
+        changes=changed_by(gate.name, plan, watched.plan) + decision.changes,
     )
 
 

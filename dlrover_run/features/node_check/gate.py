@@ -46,6 +46,8 @@ MAX_DISMISSALS = 300
 class NodeCheckGate(Gate):
     """Checks nodes before they train, once or before each round."""
 
+    name = "node_check"
+
     def __init__(self, rules: JobRules) -> None:
         self.rules = rules
         self.limits = NodeCheckRules.get(rules.parts)

@@ -11,10 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from virtual_job import KILLED, LOST_PEER, VirtualJob, play, rules
 
+from dlrover_run.coordination.coordinator import Coordinator
 from dlrover_run.coordination.decide import decide
 from dlrover_run.coordination.membership import MemberState
 from dlrover_run.coordination.records.plan import Plan, PlanPhase
 from dlrover_run.coordination.records.report import NodePhase, NodeReport
+from dlrover_run.coordination.records.requests import Action, OperatorRequest
 from dlrover_run.coordination.records.round import (
     Failure,
     Member,
@@ -23,6 +25,7 @@ from dlrover_run.coordination.records.round import (
 )
 from dlrover_run.coordination.records.rules import JobRules
 from dlrover_run.coordination.rounds.ranks import rank_assignments
+from dlrover_run.features.node_check.rules import CHECK_ALWAYS, NodeCheckRules
 from dlrover_run.features.registry import job_of
 from dlrover_run.features.survivors.rules import SurvivorsRules
 from dlrover_run.words.reasons import Code, sentence
@@ -678,11 +681,48 @@ def test_a_decision_says_who_has_changed_what() -> None:
     plan, present = at_work(2, [NodePhase.FAILED])
     decision = decide(job, plan, present, 100.0)
     # A round ends, and the next one begins: the observers look after each.
-    assert [line.partition(" ")[0] for line in decision.changes] == ["survivors", "rounds"] * 2 + ["survivors"]
-    assert decision.changes[0] == "survivors changes the part of survivors"
-    assert decision.changes[1].startswith("rounds changes phase, since, restart_count")
-    assert decision.changes[3].startswith("rounds changes phase, key")
+    assert [change.author for change in decision.changes] == ["survivors", "rounds"] * 2 + ["survivors"]
+    lines = list(map(str, decision.changes))
+    assert lines[0] == "survivors changes the part of survivors"
+    assert lines[1].startswith("rounds changes phase, since, restart_count")
+    assert lines[3].startswith("rounds changes phase, key")
     assert decide(job, decision.plan, present, 100.0).changes == ()
+    assert job.order == "each decision asks survivors, rounds"
+
+
+def test_a_change_by_the_gate_has_the_gate_as_its_author() -> None:
+    job = job_of(rules(1, 2, max_restarts=1, parts=(NodeCheckRules(check=CHECK_ALWAYS),)))
+    assert job.order == "each decision asks rounds, which asks the gate node_check"
+    _, present = at_work(2, [])
+    present = {
+        key: msgspec.structs.replace(
+            state,
+            report=msgspec.structs.replace(state.report, phase=NodePhase.WAITING, ranks=None, known_round=RoundKey()),
+        )
+        for key, state in present.items()
+    }
+    decision = decide(job, Plan(), present, 100.0)
+    assert [change.author for change in decision.changes] == ["node_check"]
+    plan, present = at_work(2, [NodePhase.FAILED])
+    authors = [change.author for change in decide(job, plan, present, 100.0).changes]
+    assert authors[:3] == ["rounds", "node_check", "rounds"], "at the end of the round it forgets who has passed"
+
+
+def test_the_debug_lines_of_a_coordinator_name_requests_and_recovery() -> None:
+    job = VirtualJob(rules(1, 2, max_restarts=1))
+    job.coordinator.shows_changes = True
+    job.come("a", "b")
+    job.coordinator.take_log_lines()
+    job.coordinator.request(OperatorRequest(Action.STOP), job.now)
+    job.coordinator.advance(job.now)
+    assert [line for line in job.coordinator.take_log_lines() if line.startswith("debug: a request changes phase")]
+    found = Coordinator(rules(1, 2, max_restarts=1), 0.0, epoch=2)
+    found.shows_changes = True
+    _, present = at_work(2, [])
+    for state in present.values():
+        found.receive(state.report, 0.0)
+    found.advance(0.0)
+    assert [line for line in found.take_log_lines() if line.startswith("debug: recovery changes")]
 
 
 def test_what_waiting_nodes_read_is_made_of_what_the_decision_has_looked_at() -> None:
