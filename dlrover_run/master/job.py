@@ -227,7 +227,8 @@ class Job:
 
     @property
     def write_error(self) -> str:
-        """Why the latest plan is not stored yet; empty if it is."""
+        """Why the latest plan is not stored yet; empty if it is. `Jobs` asks when an operator's request waits for
+        it."""
         return self._driver.write_error
 
     def request(self, request: OperatorRequest, now: float) -> int:

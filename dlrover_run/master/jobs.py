@@ -96,6 +96,7 @@ class Jobs:
 
     @property
     def empty(self) -> bool:
+        """Whether no job is here. The master asks with each change of its jobs, and when it ends."""
         return not self._jobs
 
     @property
@@ -178,7 +179,8 @@ class Jobs:
         return Answered(stacks=msgspec.Raw(msgspec.json.encode(found)))
 
     def move(self, name: str, address: str) -> Answered:
-        """Leave a job to the successor at that address, and send its nodes there."""
+        """Leave a job to the successor at that address, and send its nodes there. The session of a successor that asks
+        for it (`Ask.moved`) calls it."""
         if name not in self._moved and len(self._moved) >= MAX_JOBS:
             del self._moved[next(iter(self._moved))]
         self._moved[name] = (address, self._now() + MOVED_RETENTION)

@@ -47,7 +47,8 @@ Destination = Inherited | LogFile | Nowhere | Relayed | SameAsStderr
 
 
 def log_path(destination: Destination) -> str | None:
-    """The file that a worker writes; None for another destination."""
+    """The file that a worker writes; None for another destination. Called for the failure report, once a worker has
+    ended, and for the paths of a placement."""
     return destination.path if isinstance(destination, LogFile) else None
 
 

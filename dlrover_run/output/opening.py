@@ -65,11 +65,12 @@ def open_destination(destination: Destination, inherited: int) -> int:
 
 def show_files(tees: Iterable[tuple[Tee, str]], relay: RelayClient) -> None:
     """Show log files on the console, each with its prefix, from their present end on: what an earlier round wrote into
-    them has been shown already."""
+    them has been shown already. Called at a start, before the processes that write them begin."""
     for tee, prefix in tees:
         relay.add_tail(tee.path, tee.out, prefix, tee.needles, tee.filtered, start=size_of(tee.path))
 
 
 def size_of(path: str) -> int:
-    """The size of a log file from an earlier round; 0 for one that does not exist."""
+    """The size of a log file from an earlier round; 0 for one that does not exist. Called before the process starts
+    that writes the file, for the position from which it is shown or searched."""
     return os.path.getsize(path) if os.path.exists(path) else 0

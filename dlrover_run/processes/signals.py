@@ -75,7 +75,9 @@ def held_back(numbers: Iterable[int] = TERMINATION_SIGNALS) -> Iterator[None]:
 
 
 def blocked_in_new_threads() -> AbstractContextManager[None]:
-    """Block all signals in threads that are started inside this block, so that only this thread receives signals."""
+    """Block all signals in threads that are started inside this block, so that only this thread receives signals.
+    Called
+    around what starts a thread: one of ours, or a library that starts its own (gRPC, NVML, the resolver)."""
     return held_back(signal.valid_signals())
 
 

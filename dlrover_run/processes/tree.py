@@ -60,7 +60,8 @@ MAX_NAMED = 5
 
 
 def become_subreaper() -> None:
-    """Make this process inherit the orphans among its descendants. Raises OSError on kernels before 3.4."""
+    """Make this process inherit the orphans among its descendants. Called by the watchdog, the agent and the supervisor
+    of local nodes, before their first fork. Raises OSError on kernels before 3.4."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
@@ -83,7 +84,7 @@ def continue_without_parent() -> None:
 
 def open_standard_streams() -> None:
     """Open /dev/null as descriptor 0, 1 or 2 if it is closed. Otherwise the next file or connection that is opened
-    becomes a standard stream."""
+    becomes a standard stream. Called first in a launcher and in a master."""
     for fd, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(fd)
@@ -289,7 +290,8 @@ def explain_unlisted() -> str:
 
 
 def read_stat(pid: int, proc: str | Path = "/proc") -> tuple[bytes, list[bytes]]:
-    """The name of a process and the fields of proc(5) from the third on: the state, then numbers. Raises OSError."""
+    """The name of a process and the fields of proc(5) from the third on: the state, then numbers. Called by all that
+    reads /proc: the search for orphans, the samples of a tick, the stacks, the watch of memory. Raises OSError."""
     with open(f"{proc}/{pid}/stat", "rb") as stat:
         # The name in parentheses may hold anything.
         title, _, rest = stat.read().rpartition(b")")

@@ -58,7 +58,8 @@ class Peer(NamedTuple):
 
 
 def peer_of(connection: socket.socket) -> Peer:
-    """The process at the other end, as the kernel knows it: no process can fake that."""
+    """The process at the other end, as the kernel knows it: no process can fake that. Called for each new
+    connection, before its first message is read."""
     pid, uid, _ = _CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
     return Peer(pid, uid)
 

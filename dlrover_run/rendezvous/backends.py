@@ -153,7 +153,8 @@ TABLE: tuple[Backend, ...] = (
 
 
 def row(name: str) -> Backend | None:
-    """The backend of this name, as the records of a job have it."""
+    """The backend of this name, as the records of a job have it. Called by the operator's commands for what an agent
+    reports of its job."""
     return next((backend for backend in TABLE if backend.name == name), None)
 
 
@@ -165,12 +166,14 @@ def of(rendezvous: kinds.Kind) -> Backend:
 
 
 def by_word(word: str) -> Backend | None:
-    """The backend that a value of `--rdzv-backend` means; None for a word that means none."""
+    """The backend that a value of `--rdzv-backend` means; None for a word that means none. Called by what reads the
+    command line."""
     return next((backend for backend in TABLE if word in (*backend.words, *backend.aliases)), None)
 
 
 def words(*, coordinated: bool = False) -> tuple[str, ...]:
-    """The values that `--rdzv-backend` offers; or those for nodes that communicate."""
+    """The values that `--rdzv-backend` offers; or those for nodes that communicate. Called for the table of
+    flags and for messages about a wrong word."""
     rows = (backend for backend in TABLE if backend.kind.coordinated or not coordinated)
     return tuple(word for backend in rows for word in backend.words)
 

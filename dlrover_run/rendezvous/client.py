@@ -24,7 +24,7 @@ StackSource = Callable[..., Awaitable["NodeStacks"]]
 
 
 def ask_source(source: StackSource, query: StackQuery | StacksWanted) -> Awaitable[NodeStacks]:
-    """What a node answers to a question."""
+    """What a node answers to a question. The client of a backend calls it for a query that has come from outside."""
     return source(query.rank) if query.logs is None else source(query.rank, query.logs)
 
 

@@ -30,6 +30,7 @@ class CutOffDetector:
 
     @property
     def interval(self) -> float:
+        """Seconds between two probes of the others. A client that has no coordinator asks before each wait."""
         return min(PROBE_INTERVAL, self._timeout / 3)
 
     def note_answer(self, now: float) -> None:

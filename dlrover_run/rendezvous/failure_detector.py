@@ -61,10 +61,12 @@ class FailureDetector(Generic[Peer]):
         self._heartbeats: dict[Peer, float] = {}
 
     def heartbeat(self, peer: Peer, now: float) -> None:
+        """Count the timeout of a peer anew, or watch a new one. Called with each message of the peer, of any kind."""
         self._heartbeats.pop(peer, None)
         self._heartbeats[peer] = now - self._stalled
 
     def remove(self, peer: Peer) -> None:
+        """Watch a peer no longer. Called when its connection has ended."""
         self._heartbeats.pop(peer, None)
 
     def compensate_stall(self, seconds: float) -> None:

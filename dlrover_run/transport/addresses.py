@@ -32,7 +32,7 @@ class Address(NamedTuple):
 
     @property
     def loopback(self) -> bool:
-        """Whether only this machine can reach it."""
+        """Whether only this machine can reach it. Called before an address is opened, or named, for several nodes."""
         return ipaddress.ip_address(self.host.partition("%")[0]).is_loopback
 
 
@@ -107,6 +107,8 @@ def route_source(address: Address) -> str | None:
 
 
 def is_local_address(address: Address) -> bool:
+    """Whether an address is one of this machine. Called to learn whether this node owns the endpoint, before it starts
+    a master there."""
     return bind_error(address._replace(port=0)) is None
 
 

@@ -29,19 +29,23 @@ _CA_BUNDLES = (
 
 
 def new_nonce() -> str:
+    """A number that is used once. Each side of a connection calls it at its begin, so that no proof can be repeated."""
     return secrets.token_hex(32)
 
 
 def master_mac(token: str, hello: Hello, nonce: str) -> str:
+    """The proof that the master knows the token. The master calls it to show the proof, and the node to compare it."""
     return _mac(token, "master", hello, nonce)
 
 
 def node_mac(token: str, hello: Hello, nonce: str) -> str:
+    """The proof that a node knows the token. The node calls it to show the proof, and the master to compare it."""
     return _mac(token, "node", hello, nonce)
 
 
 def macs_equal(one: str, other: str) -> bool:
-    """Whether two proofs are equal, in constant time."""
+    """Whether two proofs are equal, in constant time. The receiver of a proof calls it, before it sends anything
+    else."""
     return hmac.compare_digest(one.encode(), other.encode())
 
 

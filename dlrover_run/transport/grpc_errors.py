@@ -83,7 +83,7 @@ def describe(problem: ConnectionProblem, server: ServerKind, encrypted: bool) ->
 
 
 def last_error(details: str) -> str:
-    """The informative part of gRPC's details, on one line."""
+    """The informative part of gRPC's details, on one line. Called where an error of gRPC is shown to a user."""
     return " ".join(details.split()).rpartition("last error: ")[2][:_MAX_DETAILS]
 
 

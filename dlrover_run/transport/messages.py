@@ -191,7 +191,7 @@ def _decode(decoder: msgspec.json.Decoder[Message], data: bytes, most: int) -> M
 
 def encode_rules(rules: JobRules) -> RuleValues:
     """Rules as sent in a message; those of a feature begin with its name and a dot. A store that flags name is not
-    sent: such a job has no master."""
+    sent: such a job has no master. Called for a node that joins, for the welcome, and for the record of a plan."""
     values = {name: getattr(rules, name) for name in _PLAIN}
     for part in rules.parts:
         assert isinstance(part, msgspec.Struct), "each part is a struct"
@@ -200,7 +200,8 @@ def encode_rules(rules: JobRules) -> RuleValues:
 
 
 def decode_rules(values: RuleValues) -> JobRules:
-    """Decode the rules of a message. Raises InvalidMessage for an unknown name, a wrong type or an invalid number."""
+    """Decode the rules of a message. Raises InvalidMessage for an unknown name, a wrong type or an invalid number.
+    Called by the coordinator's side for a join, by a node for the welcome, and for a stored plan."""
     plain: dict[str, object] = {name: value for name, value in values.items() if "." not in name}
     unknown = plain.keys() - _PLAIN
     if unknown:

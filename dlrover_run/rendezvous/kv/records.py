@@ -134,11 +134,14 @@ Record = TypeVar("Record", bound=msgspec.Struct)
 
 
 def encode_record(record: msgspec.Struct) -> bytes:
+    """The value of a key: JSON, compressed from COMPRESS_FROM bytes on. Called by all that writes a record to the
+    store."""
     data = msgspec.json.encode(record)
     return zlib.compress(data, 1) if len(data) >= COMPRESS_FROM else data
 
 
 def decode_record(data: bytes, kind: type[Record]) -> Record:
+    """The record of a value. Called for each value that is read. Raises InvalidMessage."""
     try:
         # Our JSON begins with a brace, and a zlib stream never does.
         if not data.startswith(b"{"):

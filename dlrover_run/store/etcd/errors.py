@@ -70,7 +70,8 @@ class AuthNotEnabled(Exception):
 
 
 def error_for_status(code: str, details: str, spec: kinds.Store) -> Exception:
-    """The exception for the status of a call, or with the code "" for the reason for which a watch was ended."""
+    """The exception for the status of a call, or with the code "" for the reason for which a watch was ended.
+    Called for each call that has failed, and for each watch that etcd has ended."""
     if "invalid auth token" in details or "revision of auth store is old" in details or code == "UNAUTHENTICATED":
         return LoginRequired(EndpointFailed("it does not accept the token that it has just given"))
     if "user name is empty" in details:
