@@ -8,12 +8,14 @@ Without its folder and its line, the rest works as before. A folder has, as far 
   its codes; and the module that is named after the `kind` of its rules, with its class of that protocol:
   `observer.OBSERVER`, `gate.GATE` or `engine.ENGINE`;
 - `node`, with `NODE`, its class of `agent.node_feature.NodeFeature`, or of `workers.feature.WorkersFeature`: what an
-  agent does for it.
+  agent does for it;
+- `columns`, with `COLUMNS`, what it adds to the tables of `status` (`job_status.shown.Columns`), and `metrics`, with
+  `families()`, what it adds to `/metrics`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from dlrover_run.coordination.records.parts import has_part
@@ -48,22 +50,22 @@ def always(name: str, job: JobSpec, assignment: Assignment) -> bool:
 class Feature(NamedTuple):
     """`name` is that of its folder, of its settings and of its parts of the records.
 
-    `package` is the folder where it is not one of this package. `flags` says whether it has flags. `parts` are the
-    names of its parts of the records; for a part with another name than the feature's, what decides is in a folder of
-    that name below. `codes` are the prefixes of the codes of these parts where they
-    are not the names: journals and event logs have them. `node` says whether a node of a job has something to do for
-    it, None if no node ever has; `any_engine`, whether that is so in a job without rounds of workers too. `nodes_here`
-    says that a job with its settings starts all nodes on this machine: its module supervisor does what `launch.launch`
-    does otherwise.
+    `package` is the folder where it is not one of this package. `flags`, `columns` and `metrics` say whether it has
+    these modules. `parts` are the names of its parts of the records, with the prefixes of their codes, which journals
+    and event logs have; what decides for a part with another name than the feature's is in a folder of that name below.
+    `node` says whether a node of a job has something to do for it, None if no node ever has; `any_engine`, whether that
+    is so in a job without rounds of workers too. `nodes_here` says that a job with its settings starts all nodes on
+    this machine: its module supervisor does what `launch.launch` does otherwise.
     """
 
     name: str
     package: str = ""
     flags: bool = False
-    parts: tuple[str, ...] = ()
-    codes: tuple[str, ...] = ()
+    parts: Mapping[str, str] = {}
     node: HasFeature | None = None
     any_engine: bool = False
+    columns: bool = False
+    metrics: bool = False
     nodes_here: bool = False
 
     def module(self, part: str) -> str:
@@ -76,14 +78,14 @@ class Feature(NamedTuple):
 
 
 FEATURES = (
-    Feature("node_check", flags=True, parts=("node_check",), codes=("health",), node=by_assignment),
-    Feature("parameter_servers", "tf_ps_runner.cluster", parts=("parameter_servers",)),
+    Feature("node_check", flags=True, parts={"node_check": "health"}, node=by_assignment),
+    Feature("parameter_servers", "tf_ps_runner.cluster", parts={"parameter_servers": "parameter_servers"}),
     Feature("local_nodes", flags=True, nodes_here=True),
-    Feature("hangs", flags=True, parts=("stalls", "stragglers"), codes=("stall", "straggler"), node=by_settings),
-    Feature("survivors", flags=True, parts=("survivors",), node=by_rules),
-    Feature("autoscale", flags=True, parts=("autoscale",), node=by_assignment),
-    Feature("checkpoints", flags=True, node=by_settings),
-    Feature("resources", node=always, any_engine=True),
+    Feature("hangs", flags=True, parts={"stalls": "stall", "stragglers": "straggler"}, node=by_settings, metrics=True),
+    Feature("survivors", flags=True, parts={"survivors": "survivors"}, node=by_rules),
+    Feature("autoscale", flags=True, parts={"autoscale": "autoscale"}, node=by_assignment),
+    Feature("resources", node=always, any_engine=True, columns=True, metrics=True),
+    Feature("checkpoints", flags=True, node=by_settings, columns=True, metrics=True),
     Feature("hooks", flags=True, node=by_settings),
 )
 """In the order in which a decision asks them, an agent calls them, and their flags stand in a panel of the help: first

@@ -34,7 +34,7 @@ PARTS: dict[str, Source] = {}
 
 def add(feature: Feature) -> None:
     """Add the parts of a feature, with the prefixes of their codes."""
-    for name, prefix in zip(feature.parts, feature.codes or feature.parts, strict=True):
+    for name, prefix in feature.parts.items():
         PARTS[name] = Source(name, feature)
         reasons.TEXTS[prefix] = PARTS[name].module("text")
 

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import signal
+import subprocess
 import sys
 import time
 from importlib import import_module
@@ -37,6 +38,10 @@ post()
 if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
     wait_for_signals()
 """
+
+
+READERS = ("dlrover_run.features.operate.commands", "dlrover_run.features.operate.web.server")
+"""What shows a job to people, with what features add to it."""
 
 
 def is_line_of(name: str, line: str) -> bool:
@@ -80,14 +85,18 @@ def test_without_a_feature_a_job_restarts_its_workers(mailbox: Mailbox, name: st
     assert ended.code == 0, ended.err
     assert "restart 1 of 1" in ended.err
     assert "warning" not in ended.err
+    shown = subprocess.run(
+        [sys.executable, "-c", f"import {', '.join(READERS)}"],
+        env={**os.environ, "PYTHONPATH": str(tree)},
+        cwd=tmp_path,
+    )
+    assert shown.returncode == 0
 
 
 KNOWN = {
     "agent": {"operate"},
-    "cli.py": {"local_nodes"},
     "command_line": {"operate"},
     "events": {"inspect"},
-    "launch.py": {"local_nodes"},
     "master": {"operate"},
     "workers": {"operate"},
 }
@@ -118,6 +127,8 @@ def test_a_feature_has_the_modules_that_its_line_says_and_no_others(row: Feature
     """And each is named as in any other feature, with the feature's name in its records."""
     assert has_module(row.module("flags")) == row.flags
     assert has_module(row.module("node")) == (row.node is not None)
+    assert has_module(row.module("columns")) == row.columns
+    assert has_module(row.module("metrics")) == row.metrics
     if not row.package:
         found = {path.parent for path in (FOLDER / row.name).rglob("rules.py")}
         assert {path.name for path in found} == set(row.parts)

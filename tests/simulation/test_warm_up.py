@@ -59,7 +59,7 @@ BOTH = JobRules(2, 4, parts=combine((StragglerRules(watched=1), WARM_UP)))
 def registered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "PARTS", dict(registry.PARTS))
     monkeypatch.setattr(reasons, "TEXTS", dict(reasons.TEXTS))
-    registry.add(Feature("warm_up", "warm_up", parts=("warm_up",)))
+    registry.add(Feature("warm_up", "warm_up", parts={"warm_up": "warm_up"}))
 
 
 def decoded(record: Any) -> Any:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from typing import NamedTuple
 
 from dlrover_run.console.text import format_duration, sanitize
-from dlrover_run.coordination.records.activity import MemoryUse
 from dlrover_run.coordination.records.size_choice import SizeChoice, WantedServers
+from dlrover_run.features import FEATURES
 from dlrover_run.features.operate.ids import short_id
 from dlrover_run.features.operate.protocol import TaskProgress
-from dlrover_run.features.resources.text import NODE_HEAD, node_cells, worker_table
 from dlrover_run.job_status.progress import NodeProgress
+from dlrover_run.job_status.shown import Columns
 from dlrover_run.job_status.stacks import JobStacks, SilentNode, StackProblem
 from dlrover_run.job_status.status import (
     JobState,
@@ -21,6 +22,9 @@ from dlrover_run.job_status.status import (
     NodeStatus,
 )
 from dlrover_run.words.text import counted, format_ranks
+
+COLUMNS: tuple[Columns, ...] = tuple(import_module(row.module("columns")).COLUMNS for row in FEATURES if row.columns)
+"""What features add to the tables."""
 
 GAP = "  "
 """What stands between two columns."""
@@ -91,8 +95,9 @@ def status_lines(
     nodes = sorted(status.nodes, key=_trouble)
     head, *rows = _node_table(status, nodes, here or {}) if nodes else [""]
     more = [f"… {counted(status.nodes_omitted, 'more node')}"] if status.nodes_omitted else []
-    if workers := worker_table(status):
-        more += ["", *table(*workers)]
+    for columns in COLUMNS:
+        if found := columns.table(status):
+            more += ["", *table(*found)]
     return StatusLines(
         [*([Line(sanitize(status.hang), bad=True)] if status.hang else []), *_plain(lines)],
         _plain(["", head]) if nodes else [],
@@ -251,9 +256,8 @@ def _node_table(status: JobStatus, nodes: Sequence[NodeStatus], here: NodeTasks)
     # A column without a figure is left out.
     waits = any(done is not None and done.data_wait is not None for done in known.values())
     steps = ("STEP", "STEP/S", "LAST STEP") if any(known.values()) else ()
-    holds = any(node.memory is not None for node in nodes)
-    uses = NODE_HEAD if any(node.use is not None for node in nodes) else ()
-    figured = (*steps, *(["WAITS"] * waits), *uses, *(["CHECKPOINTS IN MEMORY"] * holds))
+    added = [columns for columns in COLUMNS if any(columns.cells(node) is not None for node in nodes)]
+    figured = (*steps, *(["WAITS"] * waits), *(name for columns in added for name in columns.head))
     head = ("NODE", "HOST", "STATE", "SINCE", "TASKS" if has_tasks else "RANKS", *figured, "REASON")
     rows = []
     for node in nodes:
@@ -261,8 +265,7 @@ def _node_table(status: JobStatus, nodes: Sequence[NodeStatus], here: NodeTasks)
         figures = (
             *(_steps(done) if steps else ()),
             *([_data_wait(done)] if waits else ()),
-            *(node_cells(node.use) if uses else ()),
-            *([_memory(node.memory)] if holds else ()),
+            *(cell for columns in added for cell in columns.cells(node) or ("-",) * len(columns.head)),
         )
         rows.append(_row(node, figures))
     return table(head, rows)
@@ -308,13 +311,6 @@ def _steps(done: NodeProgress | None) -> tuple[str, str, str]:
 
 def _data_wait(done: NodeProgress | None) -> str:
     return "-" if done is None or done.data_wait is None else f"{100 * done.data_wait:.0f} %"
-
-
-def _memory(use: MemoryUse | None) -> str:
-    if use is None:
-        return "-"
-    waiting = f", {counted(use.waiting, 'file')} to write" if use.waiting else ""
-    return f"{use.used / 2**30:.2f} of {use.limit / 2**30:.2f} GiB{waiting}"
 
 
 def _ranks(node: NodeStatus) -> str:

@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 from dlrover_run.coordination.records.resource_use import DeviceUse, NodeUse, TaskUse
-from dlrover_run.features.operate.web.labels import JOB, Family, Sample
+from dlrover_run.job_status.shown import JOB, Family, Sample
 from dlrover_run.job_status.status import JobStatus
 
 T = TypeVar("T")
 Labels = dict[str, str]
 
 
-def resource_families(statuses: Sequence[JobStatus]) -> Iterable[Family]:
+def families(statuses: Sequence[JobStatus]) -> Iterable[Family]:
     """The families; a figure that is not known has no sample. The label `worker` is `rank 3`, or the name of a task."""
     nodes: list[tuple[Labels, NodeUse]] = [
         ({JOB: status.job, "node": node.host if node.node is None else str(node.node)}, node.use)

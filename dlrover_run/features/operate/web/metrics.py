@@ -6,16 +6,15 @@ There is none for the name of a node, whose number grows with each replacement.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib import import_module
 from importlib.metadata import version
 from typing import NamedTuple
 
-from dlrover_run.features.hangs.stragglers import finding
-from dlrover_run.features.operate.web.labels import JOB, Family, Sample
-from dlrover_run.features.resources.metrics import resource_families
+from dlrover_run.features import FEATURES
 from dlrover_run.job_status.history import CAUSES
 from dlrover_run.job_status.progress import NodeProgress
+from dlrover_run.job_status.shown import JOB, Family, Sample
 from dlrover_run.job_status.status import JobState, JobStatus, NodeCondition
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -35,9 +34,7 @@ def render_metrics(jobs: Sequence[JobFigures], now: float) -> str:
         for name, kind, help, samples in (
             *_families(jobs),
             *_progress_families(jobs, now),
-            *_straggler_families(jobs),
-            *_memory_families(jobs),
-            *resource_families([job.status for job in jobs]),
+            *_families_of_features([job.status for job in jobs]),
         )
     )
 
@@ -168,38 +165,10 @@ def _progress_families(jobs: Sequence[JobFigures], now: float) -> Iterable[Famil
     )
 
 
-def _straggler_families(jobs: Sequence[JobFigures]) -> Iterable[Family]:
-    counts = [
-        (job.status.job, Counter(each.cause for node in job.status.nodes for each in node.stragglers)) for job in jobs
-    ]
-    yield (
-        "dlrover_stragglers",
-        "gauge",
-        "Workers for which the others wait in each step, by what they do meanwhile.",
-        [({JOB: job, "cause": cause}, float(found[cause])) for job, found in counts for cause in finding.CAUSES],
-    )
-
-
-def _memory_families(jobs: Sequence[JobFigures]) -> Iterable[Family]:
-    """What the checkpoints take that a node holds in memory."""
-    known = [
-        ({JOB: job.status.job, "node": str(node.node)}, node.memory)
-        for job in jobs
-        for node in job.status.nodes
-        if node.node is not None and node.memory is not None
-    ]
-
-    def each(field: str) -> list[Sample]:
-        return [(labels, float(getattr(use, field))) for labels, use in known]
-
-    yield "dlrover_checkpoint_memory_bytes", "gauge", "Bytes of checkpoints in the memory of a node.", each("used")
-    yield "dlrover_checkpoint_memory_limit_bytes", "gauge", "The most that they may take.", each("limit")
-    yield (
-        "dlrover_checkpoint_unwritten_bytes",
-        "gauge",
-        "Bytes of them that are not on the disk.",
-        each("waiting_bytes"),
-    )
+def _families_of_features(statuses: Sequence[JobStatus]) -> Iterable[Family]:
+    for feature in FEATURES:
+        if feature.metrics:
+            yield from import_module(feature.module("metrics")).families(statuses)
 
 
 def _progress(status: JobStatus) -> list[tuple[Mapping[str, str], NodeProgress]]:

@@ -5,22 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from dlrover_run.coordination.records.resource_use import DeviceUse, NodeUse, TaskUse
-from dlrover_run.job_status.status import JobStatus
+from dlrover_run.job_status.shown import Columns, Table
+from dlrover_run.job_status.status import JobStatus, NodeStatus
 
 GIB = 2**30
-
-NODE_HEAD = ("CPU", "MEMORY")
-"""The columns of a node: processors that its workers keep busy, and their memory of what they may have."""
 
 MAX_ROWS = 32
 """Workers of a job up to which each has a line of its own; of a larger one `status --json` has all."""
 
-Table = tuple[Sequence[str], Sequence[Sequence[str]]]
 
-
-def node_cells(use: NodeUse | None) -> tuple[str, str]:
+def node_cells(node: NodeStatus) -> tuple[str, str] | None:
+    """The processors that the workers of a node keep busy, and their memory of what they may have."""
+    use = node.use
     if use is None:
-        return "-", "-"
+        return None
     return _processors(use.processors), f"{size(use.memory)} of {size(use.memory_limit)} GiB"
 
 
@@ -96,3 +94,6 @@ def size(number: int) -> str:
     """Bytes in GiB: with two digits after the point below 10, else with one."""
     gib = number / GIB
     return f"{gib:.2f}" if gib < 10 else f"{gib:.1f}"
+
+
+COLUMNS = Columns(("CPU", "MEMORY"), node_cells, worker_table)
