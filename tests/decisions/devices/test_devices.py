@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
+from fake_nvml import FOUR, FakeNvml, FakeNvmlError
 
 from dlrover_run.devices.count import (
     DeviceId,
@@ -23,62 +21,7 @@ from dlrover_run.devices.count import (
 from dlrover_run.devices.numa import binding_gpus
 from dlrover_run.spec import SpecError
 
-
-class FakeNvmlError(Exception):
-    def __init__(self, value: int, text: str) -> None:
-        super().__init__(text)
-        self.value = value
-
-
-@dataclass
-class FakeNvml:
-    """NVML with GPUs named by their UUIDs; `mig` maps a GPU to its slots, None for an empty one."""
-
-    uuids: list[str] = field(default_factory=list)
-    mig: dict[str, list[str | None]] = field(default_factory=dict)
-    init_error: FakeNvmlError | None = None
-    lost: str | None = None
-    shutdowns: int = 0
-    NVMLError: type[Exception] = FakeNvmlError
-
-    def nvmlInit(self) -> None:
-        if self.init_error:
-            raise self.init_error
-
-    def nvmlShutdown(self) -> None:
-        self.shutdowns += 1
-
-    def nvmlDeviceGetCount(self) -> int:
-        return len(self.uuids)
-
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> Any:
-        if self.uuids[index] == self.lost:
-            raise FakeNvmlError(15, "GPU is lost")
-        return self.uuids[index]
-
-    def nvmlDeviceGetUUID(self, handle: Any) -> str | bytes:
-        return str(handle)
-
-    def nvmlDeviceGetPciInfo(self, handle: Any) -> Any:
-        return SimpleNamespace(busId=f"00000000:{0x1A + self.uuids.index(handle):02X}:00.0")
-
-    def nvmlDeviceGetMigMode(self, handle: Any) -> list[int]:
-        if not self.mig:
-            raise FakeNvmlError(3, "Not Supported")
-        return [1 if handle in self.mig else 0, 0]
-
-    def nvmlDeviceGetMaxMigDeviceCount(self, handle: Any) -> int:
-        return len(self.mig[handle])
-
-    def nvmlDeviceGetMigDeviceHandleByIndex(self, handle: Any, index: int) -> Any:
-        uuid = self.mig[handle][index]
-        if uuid is None:
-            raise FakeNvmlError(6, "Not Found")
-        return uuid
-
-
 NO_DRIVER = FakeNvmlError(12, "NVML Shared Library Not Found")
-FOUR = ["GPU-aa11", "GPU-aa22", "GPU-bb33", "GPU-cc44"]
 
 
 def plain(uuids: list[str]) -> list[PhysicalGpu]:

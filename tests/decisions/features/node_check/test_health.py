@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from test_devices import FOUR, FakeNvml, FakeNvmlError
+from fake_nvml import FOUR, FakeNvml, FakeNvmlError
 
 from dlrover_run.devices import NodeProblem
 from dlrover_run.features.node_check.decision.model import MAX_PROBLEM
