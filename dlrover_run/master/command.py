@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from dlrover_run import exit_codes, linux
+from dlrover_run.background import Background
 from dlrover_run.command_line import checks, credentials, values
 from dlrover_run.command_line.rdzv_conf import RdzvConf
 from dlrover_run.coordination.records.rules import JobRules
@@ -296,7 +297,11 @@ async def _serve(options: Options) -> int:
         ) from None
     log(f"listens on {join_address(options.host, port)}")
     web: WebServer | None = None
-    starting: asyncio.Task[None] | None = None
+
+    def note_no_web(error: Exception) -> None:
+        log_to_launcher(f"warning: no page is served: internal error: {error!r}; please report it")
+
+    background = Background(note_no_web)
     if options.web is not None:
         try:
             web = await _start_web(server.jobs, options, options.web)
@@ -316,7 +321,7 @@ async def _serve(options: Options) -> int:
                         web = await _start_web(server.jobs, options, address)
                         return
 
-            starting = asyncio.create_task(start_when_free())
+            background.start(start_when_free())
     for sentence in options.warnings:
         log(f"warning: {sentence}")
     if not options.token and tls is None and not all(address.loopback for address in addresses):
@@ -329,8 +334,7 @@ async def _serve(options: Options) -> int:
     reason = await ended
     log(f"ends: {reason}")
     await server.stop(f"the master ends: {reason}")
-    if starting is not None:
-        starting.cancel()
+    await background.close()
     if web is not None:
         # The endpoint is free already: the next job of that name begins with a master of its own.
         if options.is_launched and options.parent_pipe_fd < 0:

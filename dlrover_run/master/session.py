@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import Callable
 from typing import TypeVar
 
+from dlrover_run.background import Background
 from dlrover_run.coordination.records.assignment import Assignment
 from dlrover_run.coordination.records.round import NodeKey
 from dlrover_run.master.job import Job, RequestRefused
@@ -70,6 +71,8 @@ class NodeSession:
         self._last_message: Refused | None = None
         self._ending = False
         self._writer: asyncio.Task[None] | None = None
+        self._on_refused: Callable[[str], None] = lambda reason: None
+        self._background = Background(self._note_failure)
         self._ended = asyncio.Event()
         too_slow = Refused(f"the node did not join within {JOIN_TIMEOUT:g} s", retry=True)
         self._timer = self._loop.call_later(JOIN_TIMEOUT, self.end, too_slow)
@@ -77,14 +80,13 @@ class NodeSession:
     async def run(self, on_joined: Callable[[], None], on_refused: Callable[[str], None]) -> None:
         """Serve the connection until it ends. `on_joined` is called after the handshake, `on_refused` with the reason
         if the node is refused."""
-        reader = asyncio.ensure_future(self._read(on_joined, on_refused))
+        self._on_refused = on_refused
+        self._background.start(self._read(on_joined, on_refused))
         try:
             await self._ended.wait()
         finally:
             self._timer.cancel()
-            reader.cancel()
-            if self._writer is not None:
-                self._writer.cancel()
+            self._background.cancel()
             if self._joined is not None:
                 job, key = self._joined
                 self._jobs.disconnect(job, self, key)
@@ -205,7 +207,7 @@ class NodeSession:
 
     def _start_writing(self) -> None:
         if self._writer is None or self._writer.done():
-            self._writer = asyncio.ensure_future(self._write())
+            self._writer = self._background.start(self._write())
 
     async def _write(self) -> None:
         with contextlib.suppress(ConnectionLost):
@@ -213,6 +215,10 @@ class NodeSession:
                 await self._connection.send(encode(message))
         if self._ending:
             self._ended.set()
+
+    def _note_failure(self, error: Exception) -> None:
+        self._on_refused(internal_error(error))
+        self._ended.set()
 
     def _next_message(self) -> MasterMessage | None:
         if self._replies:

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Hashable, Mapping
-from functools import partial
-from typing import NamedTuple
+from collections.abc import Callable, Coroutine, Hashable, Mapping
+from typing import Any, NamedTuple
 
+from dlrover_run.background import Background
 from dlrover_run.observe.page import Progress
 from dlrover_run.observe.rhythm import Rhythm
 
@@ -37,7 +37,7 @@ class Activity(NamedTuple):
 Activities = Mapping[str, Activity]
 """By the name of the task; one that has reported no step is left out."""
 
-Take = Callable[[Activities], float | Awaitable[float]]
+Take = Callable[[Activities], float | Coroutine[Any, Any, float]]
 """Takes a sample, and returns after how many seconds it wants the next one, perhaps only when its work is done."""
 
 
@@ -51,7 +51,7 @@ class Consumer:
         self.early = early
         self.due = 0.0
         self.is_failing = False
-        self.work: asyncio.Future[float] | None = None
+        self.work: asyncio.Task[None] | None = None
         self._tick = tick
 
     def close(self) -> None:
@@ -68,6 +68,7 @@ class Tick:
         """The last sample."""
         self._read = read
         self._failed = failed
+        self._background = Background(lambda error: failed("the timer", error))
         self._rhythms: defaultdict[str, Rhythm] = defaultdict(Rhythm)
         self._consumers: list[Consumer] = []
         self._timer: asyncio.TimerHandle | None = None
@@ -155,19 +156,16 @@ class Tick:
         if isinstance(wish, int | float):
             self._note_success(consumer, wish)
         else:
-            consumer.work = asyncio.ensure_future(wish)
-            consumer.work.add_done_callback(partial(self._note_done, consumer))
+            consumer.work = self._background.start(self._finish(consumer, wish))
 
-    def _note_done(self, consumer: Consumer, work: asyncio.Future[float]) -> None:
-        consumer.work = None
-        if work.cancelled():
-            return
-        error = work.exception()
-        if error is None:
-            self._note_success(consumer, work.result())
-        elif isinstance(error, Exception):
+    async def _finish(self, consumer: Consumer, wish: Coroutine[Any, Any, float]) -> None:
+        try:
+            self._note_success(consumer, await wish)
+        except Exception as error:
             self._note_failure(consumer, error)
-        self._arm()
+        finally:
+            consumer.work = None
+            self._arm()
 
     def _note_success(self, consumer: Consumer, seconds: float) -> None:
         consumer.is_failing = False

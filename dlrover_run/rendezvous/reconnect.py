@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable
 
 import msgspec
 
+from dlrover_run.background import Background
 from dlrover_run.coordination.records.assignment import Assignment, Peer, Waiting
 from dlrover_run.coordination.records.plan import OVER
 from dlrover_run.coordination.records.report import NodePhase, NodeReport
@@ -178,8 +179,8 @@ class RemoteClient(abc.ABC):
         self.is_user_error = False
         self.is_cut_off = False
         self.stack_source: StackSource | None = None
-        self._task = asyncio.ensure_future(self._take_part())
-        self._task.add_done_callback(self._note_internal_error)
+        self._background = Background(self._note_internal_error)
+        self._task = self._background.start(self._take_part())
 
     @property
     def assignment(self) -> Assignment:
@@ -207,10 +208,7 @@ class RemoteClient(abc.ABC):
         self._changed.set()
         if self._connected:
             await asyncio.wait([self._task], timeout=CLOSE_TIMEOUT)
-        tasks = [self._task] if self._cut_off_watch is None else [self._task, self._cut_off_watch]
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks)
+        await self._background.close()
 
     @abc.abstractmethod
     async def _attempt(self) -> None:
@@ -264,8 +262,7 @@ class RemoteClient(abc.ABC):
             self._connected = False
             self._backoff.note_disconnected(now)
             if self._cut_off_timeout and self._peers:
-                self._cut_off_watch = self._loop.create_task(self._watch_others())
-                self._cut_off_watch.add_done_callback(self._note_internal_error)
+                self._cut_off_watch = self._background.start(self._watch_others())
         else:
             self._backoff.note_failed()
         if self._is_done or self._is_leaving:
@@ -367,6 +364,5 @@ class RemoteClient(abc.ABC):
         self._changed.clear()
         await wait_for_event(self._changed, None if until is None else until - self._loop.time())
 
-    def _note_internal_error(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self._give_up(f"internal error with {self._server}: {error!r}; please report it")
+    def _note_internal_error(self, error: Exception) -> None:
+        self._give_up(f"internal error with {self._server}: {error!r}; please report it")

@@ -20,6 +20,7 @@ from typing import Any
 
 import msgspec
 
+from dlrover_run.background import beside
 from dlrover_run.failures.causes import describe_exit_code
 from dlrover_run.output.destinations import (
     Destination,
@@ -85,13 +86,13 @@ class LogsSpecsClient:
 
     async def answer(self, environments: Mapping[int, Mapping[str, str]]) -> LogsDestinations | None:
         """As `ask`; None if `stop_waiting` was called before the plugin answered."""
-        self._asking = asyncio.ensure_future(self.ask(environments))
-        try:
-            return await self._asking
-        except asyncio.CancelledError:
-            return None
-        finally:
-            self._asking = None
+        async with beside(self.ask(environments)) as self._asking:
+            try:
+                return await self._asking
+            except asyncio.CancelledError:
+                return None
+            finally:
+                self._asking = None
 
     def stop_waiting(self) -> None:
         """Wait for no answer any more."""

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection
 
 from msgspec.structs import replace
 
+from dlrover_run.background import Background
 from dlrover_run.events.records import Events
 from dlrover_run.failures import causes
 from dlrover_run.failures.collective_timeouts import LiveWorker, find_absent_workers, inspect_worker
@@ -46,7 +47,9 @@ class CauseCollector:
         self._oom_kills = OomKillCounters()
         self._noting: asyncio.TimerHandle | None = None
         self._closed = False
-        self._asking: asyncio.Future[None] | None = None
+        self._asking: asyncio.Task[None] | None = None
+        self._error: Exception | None = None
+        self._background = Background(self._note_error)
         self._to_ask: list[Worker] = []
         self._failed: list[WorkerExit] = []
         self._ended = asyncio.Event()
@@ -70,8 +73,8 @@ class CauseCollector:
         The loss of a peer is reported LOST_PEER_DELAY after it, while other workers run. The cause changes if a worker
         fails whose loss explains the failure known before.
         """
-        if self._asking is not None and self._asking.done():
-            self._asking.result()  # Raises the error of the task, which is awaited nowhere else.
+        if self._error is not None:
+            raise self._error
         return causes.root_cause(self._failed) if self._is_known else None
 
     def note_memory(self) -> None:
@@ -97,7 +100,7 @@ class CauseCollector:
             self._due = asyncio.get_running_loop().time() + LOST_PEER_DELAY
         self._to_ask.append(worker)
         if self._asking is None or self._asking.done():
-            self._asking = asyncio.ensure_future(self._ask())
+            self._asking = self._background.start(self._ask())
 
     def describe(self, worker: Worker, tail: str | None) -> WorkerExit:
         """How a worker has ended, by all that is known. `tail` is the end of its standard error at the relay."""
@@ -118,8 +121,12 @@ class CauseCollector:
         self._closed = True
         if self._noting is not None:
             self._noting.cancel()
-        if self._asking is not None:
-            self._asking.cancel()
+        self._background.cancel()
+
+    def _note_error(self, error: Exception) -> None:
+        """The next question for the `failure` raises it."""
+        self._error = error
+        self._on_news()
 
     def _inspect_running(self) -> list[LiveWorker]:
         inspected = (inspect_worker(worker.spec.rank, worker.pid) for worker in self._group.running)

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Collection
 
 from dlrover_run.agent.shutdown import ShutdownRequest
+from dlrover_run.background import beside
 from dlrover_run.coordination.records.round import RoundKey
 from dlrover_run.devices import holders
 from dlrover_run.events.records import NO_EVENTS, Events, WorkerKept, WorkerReady, WorkerStarted
@@ -137,10 +138,10 @@ class WorkerRound:
         are forked on other nodes begin when it listens. Raises what `starter` raises, when some may run already."""
         self.checkpoints.listen()
         self._causes.note_memory()
-        self._starting = asyncio.ensure_future(self._start(starter, at_store))
         try:
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._starting
+            async with beside(self._start(starter, at_store)) as self._starting:
+                with contextlib.suppress(asyncio.CancelledError):
+                    await self._starting
         finally:
             self._starting = None
             close_streams(self._specs.workers)
@@ -150,13 +151,13 @@ class WorkerRound:
         if not (starter.forks and at_store):
             await self._start_workers(starter, None)
             return
-        listens = asyncio.ensure_future(self._specs.startup_probe.until_store_listens(starter.store_timeout))
-        try:
-            # The first one is forked meanwhile.
-            await self._start_workers(starter, listens)
-        finally:
-            if not listens.cancel() and not listens.cancelled():
-                starter.store_timeout = listens.result()
+        async with beside(self._specs.startup_probe.until_store_listens(starter.store_timeout)) as listens:
+            try:
+                # The first one is forked meanwhile.
+                await self._start_workers(starter, listens)
+            finally:
+                if listens.done() and not listens.cancelled():
+                    starter.store_timeout = listens.result()
 
     async def _start_workers(self, starter: Starter, until: asyncio.Future[float] | None) -> None:
         async def start_one(spec: WorkerSpec) -> int:

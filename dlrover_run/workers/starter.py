@@ -10,6 +10,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from dlrover_run.background import Background
 from dlrover_run.processes.process import ProcessSpec, spawn
 from dlrover_run.spec import JobSpec
 from dlrover_run.workers.environment import environments_before_ranks, python_program
@@ -53,6 +54,7 @@ class Starter:
         self._import_timer: asyncio.TimerHandle | None = None
         self._importing: asyncio.Task[None] | None = None
         self._prestarting: asyncio.Task[None] | None = None
+        self._background = Background(lambda error: self._give_up(_internal(error)))
         self.store_timeout = STORE_TIMEOUT
         """Seconds for which the workers of the next round wait for its store; see `StartupProbe`."""
         if self._forking and self._program is None:
@@ -85,7 +87,7 @@ class Starter:
         `parent` is the launcher's own environment. Raises SpecError when workers could not be started.
         """
         if self._forking and self._template is None and self._prestarting is None:
-            self._prestarting = asyncio.ensure_future(self._make_ready(environments_before_ranks(self._spec, parent)))
+            self._prestarting = self._background.start(self._make_ready(environments_before_ranks(self._spec, parent)))
             self._prestarting.add_done_callback(lambda _: on_ready())
 
     async def prestarted(self, parent: Mapping[str, str]) -> None:
@@ -138,9 +140,7 @@ class Starter:
 
     async def close(self) -> None:
         """End the template. Workers that it has forked are children of the agent and go on."""
-        for task in (self._prestarting, self._importing):
-            if task is not None:
-                task.cancel()
+        self._background.cancel()
         await self._wait_for_background()
         if self._template is not None:
             await self._template.close()
@@ -153,7 +153,7 @@ class Starter:
             if task is not None:
                 await asyncio.wait([task])
                 if not task.cancelled() and (error := task.exception()) is not None:
-                    await self._abandon(TemplateError(f"internal error: {error!r}; please report it"))
+                    await self._abandon(TemplateError(_internal(error)))
 
     async def _replace_template(self, environments: Sequence[Mapping[str, str]]) -> None:
         # Libraries read the environment while they are imported, so the template has what all workers have in common.
@@ -191,7 +191,7 @@ class Starter:
             # The import that runs was requested before the last workers started.
             self.import_later()
             return
-        self._importing = asyncio.ensure_future(self._import_learned())
+        self._importing = self._background.start(self._import_learned())
 
     async def _import_learned(self) -> None:
         if self._template is None:
@@ -224,6 +224,10 @@ def with_start_code(environment: Mapping[str, str]) -> Mapping[str, str]:
         return environment
     entries = (str(START_CODE_PATH), environment.get("PYTHONPATH", ""))
     return {**environment, "PYTHONPATH": os.pathsep.join(filter(None, entries))}
+
+
+def _internal(error: BaseException) -> str:
+    return f"internal error: {error!r}; please report it"
 
 
 def _working_directory() -> str:

@@ -21,6 +21,7 @@ from typing import Any, Literal
 import msgspec
 
 from dlrover_run import linux
+from dlrover_run.background import Background
 from dlrover_run.failures.causes import describe_exit_code
 from dlrover_run.processes import event_loop, signals
 from dlrover_run.processes.process import ProcessSpec
@@ -97,6 +98,8 @@ class Template:
         self._control = control
         self._loop = asyncio.get_running_loop()
         self._turn = asyncio.Lock()
+        # The caller raises the error of an exchange; one that was cancelled has no use for it.
+        self._background = Background(lambda error: None)
         self._answer: asyncio.Future[bytes] | None = None
         self.closed: asyncio.Future[None] = self._loop.create_future()
         self._loop.add_reader(control.fileno(), self._readable)
@@ -226,14 +229,11 @@ class Template:
         A caller that is cancelled does not cancel the request: the template answers it all the same, and the next
         request would take that answer for its own.
         """
-        exchange = asyncio.ensure_future(self._exchange(request, fds, timeout))
+        exchange = self._background.start(self._exchange(request, fds, timeout))
 
         def finished(exchange: asyncio.Future[dict[str, Any]]) -> None:
             for fd in fds:
                 os.close(fd)
-            # Retrieved here, because a caller that was cancelled does not.
-            if not exchange.cancelled():
-                exchange.exception()
 
         exchange.add_done_callback(finished)
         return await asyncio.shield(exchange)

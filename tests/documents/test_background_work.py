@@ -10,25 +10,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 
-DETACHED = {
-    "dlrover_run/background.py": 2,
-    "dlrover_run/features/local_nodes/cluster_master.py": 1,
-    "dlrover_run/features/node_check/node/check_runner.py": 3,
-    "dlrover_run/observe/tick.py": 1,
-    "dlrover_run/master/command.py": 1,
-    "dlrover_run/master/session.py": 2,
-    "dlrover_run/rendezvous/master/client.py": 1,
-    "dlrover_run/rendezvous/reconnect.py": 2,
-    "dlrover_run/store/etcd/connection.py": 1,
-    "dlrover_run/torchrun/logs_specs.py": 1,
-    "dlrover_run/workers/cause_collector.py": 1,
-    "dlrover_run/workers/round.py": 2,
-    "dlrover_run/workers/starter.py": 2,
-    "dlrover_run/workers/template_client.py": 1,
-    "tf_ps_runner/agent/liveness.py": 1,
-    "tf_ps_runner/agent/supervisor.py": 1,
-}
-"""Tasks outside of a group, by module, each with an owner that awaits it by hand. The numbers only become smaller."""
+DETACHED = {"dlrover_run/background.py": 2}
+"""Tasks outside of a group, by module: `Background.start` and `beside`, which are such owners themselves."""
 
 
 def detached(source: str) -> int:

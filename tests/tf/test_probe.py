@@ -145,7 +145,10 @@ class Watcher:
     def __init__(self) -> None:
         self.states: list[ProbeState] = []
         self._more = asyncio.Event()
-        self.monitor = ServerMonitor(self._on_state)
+        self.monitor = ServerMonitor(self._on_state, self._on_error)
+
+    def _on_error(self, error: Exception) -> None:
+        raise error
 
     def _on_state(self, server: TaskKey, state: ProbeState) -> None:
         assert server == SERVER

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from dlrover_run.background import Background
 from dlrover_run.processes import signals
 from dlrover_run.rendezvous.failure_detector import STALL_CHECK_INTERVAL, StallDetector
 from dlrover_run.transport import grpc_setup
@@ -103,14 +104,16 @@ _OPTIONS: grpc_setup.Options = [
 
 
 class ServerMonitor:
-    """Watches servers of this node. `on_state` is called when one is READY, and when one is UNRESPONSIVE.
+    """Watches servers of this node. `on_state` is called when one is READY, and when one is UNRESPONSIVE, and `failed`
+    with an error of a probe itself.
 
     To be used in the thread of a running loop. The first `watch` loads gRPC, which takes a moment.
     """
 
-    def __init__(self, on_state: Callable[[TaskKey, ProbeState], None]) -> None:
+    def __init__(self, on_state: Callable[[TaskKey, ProbeState], None], failed: Callable[[Exception], None]) -> None:
         self._on_state = on_state
         self._grpc: Any = None
+        self._background = Background(failed)
         self._watches: dict[TaskKey, asyncio.Task[None]] = {}
         self._loop = asyncio.get_running_loop()
         self._stalls = StallDetector(time.monotonic())
@@ -126,7 +129,7 @@ class ServerMonitor:
         if self._beating is None:
             self._stalls = StallDetector(time.monotonic())
             self._beat()
-        self._watches[server] = self._loop.create_task(self._watch(server, port))
+        self._watches[server] = self._background.start(self._watch(server, port))
 
     def forget(self, server: TaskKey) -> None:
         """Stop probing it; does nothing for a server that is not watched."""
@@ -139,11 +142,9 @@ class ServerMonitor:
 
     async def close(self) -> None:
         """Stop all probes, and return when all connections are closed."""
-        watches = list(self._watches.values())
         for server in list(self._watches):
             self.forget(server)
-        if watches:
-            await asyncio.wait(watches)
+        await self._background.close()
 
     def _beat(self) -> None:
         self._note_stall()

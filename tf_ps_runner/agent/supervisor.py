@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from dlrover_run.agent.framework import AgentServices
 from dlrover_run.agent.reconcile import Action, Release, Reserve, Start, Stop, StopMode, WaitForPeers
+from dlrover_run.background import Background
 from dlrover_run.failures.worker_exit import WorkerExit
 from dlrover_run.observe.page import Progress
 from dlrover_run.processes.ports import PortPool
@@ -77,13 +78,13 @@ class TaskSupervisor:
 
             self._watch = TaskWatch(spec.job, services, self._task_events, self._kill_hung)
         self._ports: PortPool[tuple[Role, int]] = PortPool()
-        self._probe = ServerMonitor(self._on_probe_state)
+        self._probe = ServerMonitor(self._on_probe_state, self._fail)
         self._tasks: dict[TaskKey, TaskProcess] = {}
         self._exits = ExitClassifier(services.relay, events)
         self._reached = -1
         self._turn = asyncio.Lock()
         self._ready: asyncio.Task[None] | None = None
-        self._jobs: set[asyncio.Task[None]] = set()
+        self._background = Background(self._fail)
         self._step_timer: asyncio.TimerHandle | None = None
 
     @property
@@ -224,10 +225,7 @@ class TaskSupervisor:
 
     async def close(self) -> None:
         """Release ports and stop probing; no task runs any more."""
-        for job in list(self._jobs):
-            job.cancel()
-        if self._jobs:
-            await asyncio.wait(self._jobs)
+        await self._background.close()
         if self._step_timer is not None:
             self._step_timer.cancel()
         if self._watch is not None:
@@ -381,17 +379,9 @@ class TaskSupervisor:
         self._wake()
 
     def _do(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        job = asyncio.get_running_loop().create_task(work)
-        self._jobs.add(job)
-        job.add_done_callback(self._done)
+        job = self._background.start(work)
+        job.add_done_callback(lambda _: self._wake())
         return job
-
-    def _done(self, job: asyncio.Task[None]) -> None:
-        self._jobs.discard(job)
-        error = None if job.cancelled() else job.exception()
-        if isinstance(error, Exception):
-            self._fail(error)
-        self._wake()
 
 
 def _assigned(order: NodeOrder, key: TaskKey) -> PlannedTask:

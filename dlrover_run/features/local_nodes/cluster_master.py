@@ -15,6 +15,7 @@ from functools import partial
 from msgspec.structs import replace
 
 from dlrover_run.agent.host import explain_os_error
+from dlrover_run.background import Background
 from dlrover_run.features.local_nodes.network import Network
 from dlrover_run.rendezvous import kinds
 from dlrover_run.rendezvous.master.launcher import MasterNotReady, MasterProcess
@@ -45,6 +46,7 @@ class ClusterMaster:
         self._exited = asyncio.Event()
         self._listens_since = 0.0
         self._restarting: asyncio.Task[None] | None = None
+        self._background = Background(self._note_failed_restart)
         self._ending = False
 
     async def start(self) -> None:
@@ -59,8 +61,7 @@ class ClusterMaster:
     async def end(self) -> None:
         """End the master, and wait for its end."""
         self._ending = True
-        if self._restarting is not None:
-            self._restarting.cancel()
+        await self._background.close()
         if self._process is not None:
             self._process.end()
             with contextlib.suppress(asyncio.TimeoutError):
@@ -90,7 +91,10 @@ class ClusterMaster:
         if not self._ending and self.spec.port and self._restarting is None:
             self._log("the master has ended; it is started again, and training goes on meanwhile")
             lived = asyncio.get_running_loop().time() - self._listens_since
-            self._restarting = asyncio.ensure_future(self._restart(RESTART_PAUSE if lived < RESTART_PAUSE else 0.0))
+            self._restarting = self._background.start(self._restart(RESTART_PAUSE if lived < RESTART_PAUSE else 0.0))
+
+    def _note_failed_restart(self, error: Exception) -> None:
+        self._log(f"the master is not started again: internal error: {error!r}; please report it")
 
     async def _restart(self, pause: float) -> None:
         logged = ""

@@ -305,8 +305,7 @@ class MasterClient(RemoteClient):
         self._succession.note_connected(place)
         self._server = server_name(replace(self._master, host=self._trying or self._master.host))
         if self._trying and place == self._successor_at:
-            self._recalling = asyncio.ensure_future(self._recall(place))
-            self._recalling.add_done_callback(self._note_internal_error)
+            self._recalling = self._background.start(self._recall(place))
 
     async def _find_stacks(self, wanted: StacksWanted) -> StacksFound | None:
         """The stacks of this node's workers; None if there are none that can be sent."""

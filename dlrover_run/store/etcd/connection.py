@@ -11,6 +11,7 @@ import ssl
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
+from dlrover_run.background import Background
 from dlrover_run.rendezvous import kinds
 from dlrover_run.store.etcd import codec
 from dlrover_run.store.etcd.codec import Method
@@ -101,7 +102,9 @@ class AddressCache:
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, int], Sequence[Address]] = {}
-        self._resolving: dict[tuple[str, int], asyncio.Future[_Resolved]] = {}
+        self._resolving: dict[tuple[str, int], asyncio.Task[_Resolved]] = {}
+        # `find` raises an unexpected error: this call, or the next one, which begins anew.
+        self._background = Background(lambda error: None)
 
     async def find(self, host: str, port: int, timeout: float) -> Sequence[Address]:
         """The current addresses of a name, or its previous ones if there is no answer within `timeout` seconds.
@@ -111,7 +114,7 @@ class AddressCache:
         place = host, port
         resolving = self._resolving.get(place)
         if resolving is None:
-            resolving = self._resolving[place] = asyncio.ensure_future(self._resolve(host, port))
+            resolving = self._resolving[place] = self._background.start(self._resolve(host, port))
         await asyncio.wait([resolving], timeout=timeout)
         found = resolving.result() if resolving.done() and not resolving.cancelled() else None
         if known := self._known.get(place):
@@ -121,8 +124,7 @@ class AddressCache:
         raise EndpointFailed(str(found))
 
     def close(self) -> None:
-        for resolving in self._resolving.values():
-            resolving.cancel()
+        self._background.cancel()
 
     async def _resolve(self, host: str, port: int) -> _Resolved:
         # A failure is returned, because nothing may wait for it any more.

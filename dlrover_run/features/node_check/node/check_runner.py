@@ -14,7 +14,7 @@ import asyncio
 import contextlib
 import os
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
@@ -23,6 +23,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from dlrover_run.background import Background
 from dlrover_run.coordination.records.parts import with_part
 from dlrover_run.coordination.records.report import NodeReport
 from dlrover_run.features.node_check.decision.model import (
@@ -99,7 +100,7 @@ class NodeCheckRunner:
         starter: Starter,
         undisturbed: Callable[[], AbstractContextManager[None]],
         on_news: Callable[[], None],
-        find_problems: Callable[[], Awaitable[Sequence[str]]],
+        find_problems: Callable[[], Coroutine[Any, Any, Sequence[str]]],
         warn: Callable[[str], None],
         folder: str = NODE_CHECK_FOLDER,
     ) -> None:
@@ -126,7 +127,8 @@ class NodeCheckRunner:
         self._own_starter: Starter | None = None
         self._closing: asyncio.Future[None] | None = None
         self._closed = False
-        self._error: BaseException | None = None
+        self._error: Exception | None = None
+        self._background = Background(self._note_failure)
 
     @property
     def pids(self) -> set[int]:
@@ -162,7 +164,7 @@ class NodeCheckRunner:
         if not self._wanted or self._closed:
             return
         if self._problems is None:
-            self._problems = asyncio.ensure_future(self._find_problems())
+            self._problems = self._background.start(self._find_problems())
         if task is not None and task.key > self._key:
             self._key = task.key
             self._begin(partial(self._carry_out, task))
@@ -189,8 +191,7 @@ class NodeCheckRunner:
         if self._closing is not None:
             await asyncio.wait([self._closing])
         await self._close_starter()
-        if self._problems is not None:
-            self._problems.cancel()
+        await self._background.close()
         if self._port is not None:
             self._port.release()
 
@@ -208,10 +209,10 @@ class NodeCheckRunner:
     def _close_idle_template(self) -> None:
         # Nothing waits for this: the template holds no device.
         if self._template_is_idle:
-            self._closing = asyncio.ensure_future(self._close_starter())
+            self._closing = self._background.start(self._close_starter())
 
     def _begin(self, work: Callable[[], Awaitable[None]]) -> None:
-        begun = asyncio.ensure_future(self._replace(list(self._work), work))
+        begun = self._background.start(self._replace(list(self._work), work))
         self._work.append(begun)
         begun.add_done_callback(self._note_end)
 
@@ -221,8 +222,11 @@ class NodeCheckRunner:
 
     def _note_end(self, work: asyncio.Future[None]) -> None:
         self._work.remove(work)
-        if not work.cancelled() and (error := work.exception()) is not None:
-            self._error = error
+        self._on_news()
+
+    def _note_failure(self, error: Exception) -> None:
+        """The next `update` raises it, which `on_news` brings about."""
+        self._error = error
         self._on_news()
 
     async def _compute_alone(self) -> None:
