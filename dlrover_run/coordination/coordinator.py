@@ -66,7 +66,7 @@ more than RETURN_GRACE, and get it."""
 
 
 def grace_for(nodes: int) -> float:
-    """Seconds that so many nodes have to reconnect."""
+    """Seconds that this number of nodes has to reconnect."""
     return RETURN_GRACE + nodes / RETURNS_PER_SECOND
 
 

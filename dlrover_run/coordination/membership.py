@@ -106,7 +106,7 @@ class KnownNodes:
         self._add(MemberState(report, joined_at=time, changed_at=time, succeeded=succeeded))
 
     def expect(self, member: Member, clock: float, within: float, phase: NodePhase = NodePhase.RUNNING) -> None:
-        """Wait so many seconds for a node of a predecessor to connect. `clock` is the job time of its plan."""
+        """Wait that number of seconds for a node of a predecessor to connect. `clock` is the job time of its plan."""
         report = NodeReport(
             node_id=member.node_id,
             incarnation=member.incarnation,

@@ -1,5 +1,5 @@
 """The event logs that agents keep without a flag, in the state directory of the user, so that `why` has an answer for a
-job that is over. They are bounded and pruned, and where they cannot be written nobody is told: the job does not need
+job that is over. They are bounded and pruned, and where they cannot be written no line says so: the job does not need
 them.
 
 A job that has a log elsewhere (`--journal`, `--log-dir`) has a symbolic link here. `--journal=/dev/null` keeps nothing.

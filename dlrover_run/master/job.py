@@ -359,8 +359,8 @@ class Job:
         self._log_line(f"job {self.name!r}: {text}")
 
     def _notify_nodes(self, text: str) -> None:
-        """Log why nothing is decided, also on the consoles of the nodes: nobody may read the log of a master that runs
-        elsewhere."""
+        """Log why nothing is decided, also on the consoles of the nodes: no person may read the log of a master that
+        runs elsewhere."""
         self._log(text)
         for node in self._nodes.values():
             node.connection.send_notice(text)

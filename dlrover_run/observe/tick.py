@@ -77,8 +77,8 @@ class Tick:
         self._running = False
 
     def add(self, name: str, take: Take, *, first: float = 0.0, early: float = 0.0) -> Consumer:
-        """Give samples to another consumer: the `first` one so many seconds after the tasks have begun to run, or after
-        now if they run. It may get each up to `early` seconds before it wants it."""
+        """Give samples to another consumer: the `first` one that number of seconds after the tasks have begun to run,
+        or after now if they run. It may get each up to `early` seconds before it wants it."""
         consumer = Consumer(self, name, take, first, early)
         if self._running:
             consumer.due = asyncio.get_running_loop().time() + first

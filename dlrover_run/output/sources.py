@@ -222,7 +222,8 @@ class LogSource(Source):
         data = os.read(self.fd, READ_BYTES)
         if not data and os.fstat(self.fd).st_size < os.lseek(self.fd, 0, os.SEEK_CUR):
             # Another program has truncated the file, as logrotate does with `copytruncate`: what the worker appends now
-            # is at its beginning. What came since and is longer than the old content cannot be told from more of it.
+            # is at its beginning. What came since and is longer than the old content cannot be distinguished from more
+            # of it.
             if self.lines is not None:
                 self._put(self.lines.all_held())
             os.lseek(self.fd, 0, os.SEEK_SET)

@@ -45,8 +45,8 @@ class OrphanKiller:
             tree.reap(self._spared())
 
     def kill_orphans(self) -> None:
-        """Kill every process below this one that is not spared. Called when no worker runs: between two rounds, and at
-        the end of the supervisor of local nodes."""
+        """Kill every process below this one that is not spared. Called when no worker runs: between two rounds, and
+        after the end of a node of `--local-nodes`."""
         self._forget_sessions()
         self._kill_later(tree.descendants(self._spared()))
 

@@ -262,7 +262,7 @@ def _hidden_children() -> list[ProcessInfo]:
             read_stat(pid)
         except OSError:
             found.append(ProcessInfo(pid, here, 0, 0))
-    # A master among them could not be told from an orphan.
+    # A master among them could not be distinguished from an orphan.
     return found if not found or _shows_itself() else []
 
 

@@ -42,7 +42,7 @@ class Backend(NamedTuple):
     """One backend.
 
     `name` is that in the records of a job and in messages; `words` are the values of `--rdzv-backend` that mean it, and
-    `aliases` those that are not offered, each with what the user is told. `kind` is its record in `JobSpec`. `open`
+    `aliases` those that are not offered, each with the line for the user. `kind` is its record in `JobSpec`. `open`
     returns the client of a node, in the running event loop, and raises SpecError if a package is missing; `asker`
     returns what asks about a job from outside, None if a job is known to its own nodes only. `port` is the default port
     of an endpoint. `package` are the package that it needs and the extra that installs it. `refresh` are the seconds

@@ -116,10 +116,10 @@ class RoundStores:
 
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(OTHER_NODES_TIMEOUT):
-                told = False
+                logged = False
                 while self._waits and store.pids and (ranks := awaited()):
-                    if not told:
-                        told = True
+                    if not logged:
+                        logged = True
                         self._log(
                             f"the workers of this node have succeeded; it serves the store for {_name(ranks)} for "
                             f"{OTHER_NODES_TIMEOUT:g} s at most"

@@ -1,7 +1,7 @@
 """A store that this node serves at a held port: a process without torch, which starts with its first client.
 
 The agent listens itself until then, so a job whose script uses no store has no such process, a client never finds that
-nobody listens, and a start does not wait for it.
+no process listens, and a start does not wait for it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Runs the hooks of a node: what each one is told, and what follows from its failure."""
+"""Runs the hooks of a node: what each one receives, and what follows from its failure."""
 
 from __future__ import annotations
 

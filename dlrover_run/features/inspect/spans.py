@@ -166,7 +166,7 @@ def _place(event: records.Event) -> int:
 
 
 def _identifier(size: int, *parts: object) -> int:
-    """A number of so many bytes that follows from the parts; never 0, which identifies nothing."""
+    """A number of `size` bytes that follows from the parts; never 0, which identifies nothing."""
     return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=size).digest(), "big") or 1
 
 

@@ -64,7 +64,7 @@ class _Written(NamedTuple):
         return ring.written(self.fd) if self.is_ring else os.fstat(self.fd).st_size
 
     def read(self, start: int, count: int) -> tuple[int, bytes]:
-        """The number of the first byte from `start` on that is kept, and at most so many bytes from it on."""
+        """The number of the first byte from `start` on that is kept, and at most that number of bytes from it on."""
         if self.is_ring:
             return ring.read(self.fd, start, count)
         return start, os.pread(self.fd, count, start)

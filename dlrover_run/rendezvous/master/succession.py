@@ -44,7 +44,7 @@ async def probe(host: str, port: int) -> Reach:
 
 class Step(NamedTuple):
     """What a node does now: it tries the masters at `follow`, one after the other; with `starts` it starts a master
-    when none of them takes it in, which is told of the one before it. `obstacle` is why it starts none though it is
+    when none of them takes it in, which gets the one before it. `obstacle` is why it starts none though it is
     its turn, a clause."""
 
     follow: tuple[str, ...] = ()

@@ -95,8 +95,8 @@ def test_every_wait_of_torch_is_one_for_a_worker(words: str) -> None:
 
 
 def test_a_crowd_is_counted() -> None:
-    crowd = [LiveWorker(rank, 10 + rank, "T") for rank in range(1, 9)]
-    clause = find_absent_workers(gave_up(GLOO), crowd, all_here=True)
+    workers = [LiveWorker(rank, 10 + rank, "T") for rank in range(1, 9)]
+    clause = find_absent_workers(gave_up(GLOO), workers, all_here=True)
     assert clause is not None
     assert clause.endswith("rank 3 (pid 13), which was stopped (SIGSTOP or the like) and for 5 more")
 

@@ -18,7 +18,7 @@ MAX_PROBLEM = 200
 
 class WatchHealth:
     """The watch of a node over all rounds of its job. An error is printed once for the job, is in the events each time,
-    and is `problem` until a sample succeeds. `wake` has the status told."""
+    and is `problem` until a sample succeeds. `wake` has the status reported."""
 
     def __init__(
         self,

@@ -1,8 +1,8 @@
 """How long a job that has failed is still shown to Prometheus: for two scrapes, if anything scrapes this master. Pure.
 
 Prometheus sees only the state at a scrape, and a master ends with its last job: without this no rule could know that a
-job has failed. Nothing waits for it where nobody scrapes, and what waits is the master alone, with its endpoint closed.
-"""
+job has failed. Nothing waits where the page is not scraped, and what waits is the master alone, with its endpoint
+closed."""
 
 from __future__ import annotations
 
