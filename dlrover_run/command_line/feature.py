@@ -38,7 +38,7 @@ class FeatureFlags(NamedTuple):
     `check` looks at the job that the flags have come to, and returns warnings. They are called for each launch,
     `settings` first, import what they need only for a job that has the feature, and raise SpecError.
     `keys` are those that it brings to `--rdzv-conf`, and `default_rules` returns the record whose fields they set.
-    `part` is the name of the feature's part of the rules, if several flags can turn the feature on. `nodes_here` is the
+    `several` says that several flags can turn the feature on, so that its rules say whether it is. `nodes_here` is the
     flag, as `FlagValues` names it, that has this launcher start all nodes of a job, and says how many.
     """
 
@@ -46,7 +46,7 @@ class FeatureFlags(NamedTuple):
     rules: Callable[[FlagValues, Draft, JobRules], JobRules] | None = None
     settings: Callable[[FlagValues, Mapping[str, str]], msgspec.Struct | None] | None = None
     check: Callable[[FlagValues, JobSpec, Mapping[str, str]], list[str]] | None = None
-    part: str = ""
+    several: bool = False
     nodes_here: str = ""
     keys: tuple[Key, ...] = ()
     default_rules: Callable[[], msgspec.Struct] | None = None

@@ -86,10 +86,9 @@ def _unmet(need: str, flags: FlagValues, rules: JobRules) -> str:
             return f"with --{name[:-1]}={value}" if text in words else ""
         return "" if text in words else f"without --{name}={words[0]}"
     names = need.split("|")
-    for feature in OF_FEATURES.values():
-        if feature.part and any(flag.name in names for flag in feature.flags):
-            # Several flags turn it on.
-            return "" if applies(rules.parts, feature.part) else f"without --{need}"
+    for feature, brought in OF_FEATURES.items():
+        if brought.several and any(flag.name in names for flag in brought.flags):
+            return "" if applies(rules.parts, feature) else f"without --{need}"
     if any(flags.explicit(name.replace("-", "_")) for name in names):
         return ""
     return f"without {' or '.join(f'--{name}' for name in names)}"

@@ -143,4 +143,4 @@ def default_rules() -> NodeCheckRules:
     return NodeCheckRules()
 
 
-FEATURE = FeatureFlags(FLAGS, add_rules, part="node_check", keys=KEYS, default_rules=default_rules)
+FEATURE = FeatureFlags(FLAGS, add_rules, several=True, keys=KEYS, default_rules=default_rules)
