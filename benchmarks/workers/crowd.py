@@ -115,7 +115,7 @@ def our_nodes() -> Callable[[], None]:
 
         codec.load()
     else:
-        import dlrover_run.rendezvous.master.client  # noqa: F401
+        import dlrover_run.rendezvous.master_client.client  # noqa: F401
     nodes = [Node(number) for number in range(FIRST, FIRST + COUNT)]
 
     async def live() -> None:

@@ -140,7 +140,7 @@ class Agent:
         and is called last: the result of the job does not wait for it."""
         if masters := self._client.pids:
             # Imported only here: most nodes have started no master.
-            from dlrover_run.rendezvous.master import end as master_end
+            from dlrover_run.rendezvous.master_client import end as master_end
 
             if master_end.is_last_node(self._client.assignment, self._node_state.ranks):
                 master_end.collect_masters(masters)

@@ -77,13 +77,13 @@ def _open_static(spec: JobSpec, on_change: OnChange, log: Log) -> RendezvousClie
 
 
 def _open_master(spec: JobSpec, on_change: OnChange, log: Log) -> RendezvousClient:
-    from dlrover_run.rendezvous.master.client import MasterClient
+    from dlrover_run.rendezvous.master_client.client import MasterClient
 
     return MasterClient(spec, on_change, log)
 
 
 def _ask_master(spec: JobSpec) -> Asker:
-    from dlrover_run.rendezvous.master.asking import MasterAsker
+    from dlrover_run.rendezvous.master_client.asking import MasterAsker
 
     assert isinstance(spec.rendezvous, kinds.Master), "a row is for one kind"
     return MasterAsker(spec.rendezvous, spec.run_id)

@@ -21,7 +21,7 @@ from dlrover_run.coordination.records.report import NodePhase, NodeReport
 from dlrover_run.coordination.records.round import Failure, RoundKey
 from dlrover_run.coordination.records.rules import JobRules
 from dlrover_run.rendezvous import cut_off, kinds, reconnect
-from dlrover_run.rendezvous.master.client import MasterClient
+from dlrover_run.rendezvous.master_client.client import MasterClient
 from dlrover_run.rendezvous.reconnect import Reaches
 from dlrover_run.spec import Entrypoint, JobSpec
 from dlrover_run.transport import grpc_setup
@@ -612,7 +612,7 @@ def test_grpc_starts_no_thread_that_receives_signals() -> None:
     # In a separate process: this one has threads of the servers of other tests.
     code = (
         "import asyncio, os\n"
-        "from dlrover_run.rendezvous.master.client import MasterClient\n"
+        "from dlrover_run.rendezvous.master_client.client import MasterClient\n"
         "from dlrover_run.coordination.records.report import NodeReport\n"
         "from dlrover_run.rendezvous import kinds\n"
         "from dlrover_run.spec import Entrypoint, JobSpec\n"

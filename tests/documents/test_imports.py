@@ -160,7 +160,7 @@ def test_a_job_imports_nothing_that_decides_for_a_feature_that_it_does_not_have(
 
 def test_a_node_of_a_master_imports_the_records_and_nothing_that_decides() -> None:
     """Its start waits for these imports; the decisions are made in the master."""
-    script = "import sys, dlrover_run.rendezvous.master.client; print(*sys.modules)"
+    script = "import sys, dlrover_run.rendezvous.master_client.client; print(*sys.modules)"
     imported = subprocess.check_output([sys.executable, "-c", script], text=True).split()
     core = "dlrover_run.coordination."
     deciding = {"coordinator", "decision", "membership", "engine", "gate", "rounds.recovery", "rounds.gathering"}

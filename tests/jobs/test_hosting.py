@@ -35,8 +35,8 @@ from harness import (
 
 from dlrover_run.processes import tree
 from dlrover_run.rendezvous import kinds
-from dlrover_run.rendezvous.master import launcher as master_launcher
-from dlrover_run.rendezvous.master.launcher import CannotLaunchMaster, MasterLauncher
+from dlrover_run.rendezvous.master_client import launcher as master_launcher
+from dlrover_run.rendezvous.master_client.launcher import CannotLaunchMaster, MasterLauncher
 from dlrover_run.transport.addresses import is_local_address, resolve, route_source
 
 AT_A_WORD = """

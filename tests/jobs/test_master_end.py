@@ -14,7 +14,7 @@ from harness import WAIT, environment
 from dlrover_run.coordination.records.assignment import Assignment
 from dlrover_run.coordination.records.plan import PlanPhase
 from dlrover_run.coordination.records.round import RankAssignment, RoundKey
-from dlrover_run.rendezvous.master.end import collect_masters, is_last_node
+from dlrover_run.rendezvous.master_client.end import collect_masters, is_last_node
 
 FIRST_PROCESS = """
 import ctypes, os, subprocess, sys
@@ -32,7 +32,7 @@ print(f"codes {codes}, {left} is left")
 
 LAUNCHER = f"""
 from dlrover_run.__main__ import run
-from dlrover_run.rendezvous.master import end
+from dlrover_run.rendezvous.master_client import end
 end.END_TIMEOUT = {WAIT}  # On a busy machine the end of a master may take longer.
 run()
 """

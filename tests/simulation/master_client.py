@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from msgspec.structs import replace
 
 from dlrover_run.rendezvous import kinds
-from dlrover_run.rendezvous.master.client import MasterClient
+from dlrover_run.rendezvous.master_client.client import MasterClient
 from dlrover_run.spec import JobSpec
 from dlrover_run.transport.addresses import Address
 from dlrover_run.transport.connection import ConnectionLost

@@ -14,7 +14,7 @@ from dlrover_run.master.job import Job, NodeConnection
 from dlrover_run.master.jobs import Jobs
 from dlrover_run.master.server import IdleShutdown
 from dlrover_run.master.session import NodeSession
-from dlrover_run.rendezvous.master.launcher import IDLE_TIMEOUT
+from dlrover_run.rendezvous.master_client.launcher import IDLE_TIMEOUT
 from dlrover_run.transport.connection import ConnectionLost
 from dlrover_run.transport.messages import Join, Welcome
 from simulation.disk import Disk, DiskJournal

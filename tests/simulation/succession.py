@@ -22,7 +22,7 @@ from dlrover_run.coordination.records.report import NodePhase
 from dlrover_run.coordination.records.rules import JobRules
 from dlrover_run.coordination.rounds.quorum import LostMaster
 from dlrover_run.rendezvous import kinds
-from dlrover_run.rendezvous.master import client as master_client
+from dlrover_run.rendezvous.master_client import client as master_client
 from dlrover_run.rendezvous.reach import Reach
 from dlrover_run.spec import JobSpec
 from dlrover_run.transport.addresses import Address

@@ -15,9 +15,9 @@ from dlrover_run.coordination.records.rules import JobRules
 from dlrover_run.coordination.rounds import quorum
 from dlrover_run.coordination.rounds.quorum import LostMaster
 from dlrover_run.master.jobs import Jobs
-from dlrover_run.rendezvous.master import succession
-from dlrover_run.rendezvous.master.client import MasterClient
-from dlrover_run.rendezvous.master.succession import Succession
+from dlrover_run.rendezvous.master_client import succession
+from dlrover_run.rendezvous.master_client.client import MasterClient
+from dlrover_run.rendezvous.master_client.succession import Succession
 from dlrover_run.transport.messages import Answered
 from simulation.succession import EARLY_KINDS, ENDPOINT, World, play, play_world
 from simulation.timeline import Broken

@@ -18,7 +18,7 @@ from dlrover_run.agent.host import explain_os_error
 from dlrover_run.background import Background
 from dlrover_run.features.local_nodes.network import Network
 from dlrover_run.rendezvous import kinds
-from dlrover_run.rendezvous.master.launcher import MasterNotReady, MasterProcess
+from dlrover_run.rendezvous.master_client.launcher import MasterNotReady, MasterProcess
 
 LOOPBACK = "127.0.0.1"
 

@@ -30,7 +30,7 @@ from dlrover_run.features.local_nodes.supervision import LocalNode, NodeEnd, Tra
 from dlrover_run.output.relay_client import RelayClient
 from dlrover_run.processes import event_loop, signals, tree
 from dlrover_run.processes.orphans import OrphanKiller
-from dlrover_run.rendezvous.master.launcher import MasterNotReady
+from dlrover_run.rendezvous.master_client.launcher import MasterNotReady
 from dlrover_run.spec import JobSpec
 
 END_GRACE = 30.0

@@ -27,7 +27,7 @@ from dlrover_run.features.local_nodes.nodes import decode, end_of, environment_o
 from dlrover_run.features.local_nodes.supervision import EndKind, LocalNode, job_result
 from dlrover_run.launch_request import command
 from dlrover_run.rendezvous import kinds
-from dlrover_run.rendezvous.master.launcher import MasterNotReady
+from dlrover_run.rendezvous.master_client.launcher import MasterNotReady
 from dlrover_run.spec import Entrypoint, JobSpec, LogSpec
 
 SETTINGS = {"local_nodes": {"min_nodes": 2, "max_nodes": 3}}

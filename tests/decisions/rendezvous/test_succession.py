@@ -11,8 +11,8 @@ from dlrover_run.coordination.coordinator import RETURN_GRACE, Coordinator
 from dlrover_run.coordination.records.plan import PlanPhase
 from dlrover_run.coordination.records.rules import JobRules
 from dlrover_run.coordination.rounds.quorum import LostMaster, needed_members
-from dlrover_run.rendezvous.master.listed_hosts import ListedHosts, find_listed
-from dlrover_run.rendezvous.master.succession import CANDIDATE_DELAY, FIRST_DELAY, START_DELAY, Step, Succession
+from dlrover_run.rendezvous.master_client.listed_hosts import ListedHosts, find_listed
+from dlrover_run.rendezvous.master_client.succession import CANDIDATE_DELAY, FIRST_DELAY, START_DELAY, Step, Succession
 from dlrover_run.rendezvous.reach import Reach
 
 A, B, C, D = "10.0.0.1", "10.0.0.2", "10.0.0.3", "10.0.0.4"

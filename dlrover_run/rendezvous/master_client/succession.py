@@ -13,7 +13,7 @@ from typing import NamedTuple
 from dlrover_run.coordination.records.rules import JobRules
 from dlrover_run.coordination.rounds.quorum import LostMaster, needed_members
 from dlrover_run.rendezvous import reach
-from dlrover_run.rendezvous.master.listed_hosts import ListedHosts
+from dlrover_run.rendezvous.master_client.listed_hosts import ListedHosts
 from dlrover_run.rendezvous.reach import Reach
 
 START_DELAY = 3.0

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from dlrover_run.rendezvous import kinds
 from dlrover_run.rendezvous.client import AskFailed
-from dlrover_run.rendezvous.master.session import MasterNotAuthenticated, MasterRefused, MasterSession
+from dlrover_run.rendezvous.master_client.session import MasterNotAuthenticated, MasterRefused, MasterSession
 from dlrover_run.transport import messages
 from dlrover_run.transport.addresses import UnresolvedHost, resolve
 from dlrover_run.transport.connection import Connect, Connection, ConnectionLost, GrpcConnection

@@ -21,24 +21,24 @@ from dlrover_run.coordination.rounds.quorum import LostMaster
 from dlrover_run.job_status.questions import StackQuery
 from dlrover_run.rendezvous import cut_off, kinds
 from dlrover_run.rendezvous.client import AskFailed, AssignmentTracker, OnChange, ask_source
-from dlrover_run.rendezvous.master import succession
-from dlrover_run.rendezvous.master.asking import (
+from dlrover_run.rendezvous.master_client import succession
+from dlrover_run.rendezvous.master_client.asking import (
     ask_master,
     ask_master_for_stacks,
     send_question,
     server_name,
     verified_as,
 )
-from dlrover_run.rendezvous.master.launcher import CannotLaunchMaster, MasterLauncher
-from dlrover_run.rendezvous.master.listed_hosts import find_listed
-from dlrover_run.rendezvous.master.session import (
+from dlrover_run.rendezvous.master_client.launcher import CannotLaunchMaster, MasterLauncher
+from dlrover_run.rendezvous.master_client.listed_hosts import find_listed
+from dlrover_run.rendezvous.master_client.session import (
     HANDSHAKE_TIMEOUT,
     MasterNotAuthenticated,
     MasterRefused,
     MasterSession,
     Stay,
 )
-from dlrover_run.rendezvous.master.succession import Probe, Succession
+from dlrover_run.rendezvous.master_client.succession import Probe, Succession
 from dlrover_run.rendezvous.reach import Reach
 from dlrover_run.rendezvous.reconnect import Reaches, RemoteClient
 from dlrover_run.spec import JobSpec
@@ -94,14 +94,14 @@ class MasterClient(RemoteClient):
             if request is not None:
                 raise AskFailed(f"{self._absence}; only `status`, `stacks` and `stop` of this node work")
             # Imported only here: a node that joins does not wait for it.
-            from dlrover_run.rendezvous.master.own_node import own_status
+            from dlrover_run.rendezvous.master_client.own_node import own_status
 
             return own_status(self._spec.run_id, self._rules, self._latest_report, self._absence)
         return await ask_master(self._master, self._spec.run_id, request, self._connect, self._succession.place)
 
     async def ask_stacks(self, query: StackQuery) -> JobStacks:
         if self.is_away and self._latest_report is not None and self.stack_source is not None:
-            from dlrover_run.rendezvous.master.own_node import own_stacks
+            from dlrover_run.rendezvous.master_client.own_node import own_stacks
 
             try:
                 return own_stacks(
