@@ -25,7 +25,7 @@ from dlrover_run.job_status.questions import StackQuery
 from dlrover_run.job_status.status import JobStatus
 from dlrover_run.master.job import Job, NodeConnection, RequestRefused
 from dlrover_run.master.journal import Journal, JournalDamaged
-from dlrover_run.rendezvous.failure_detector import StallDetector
+from dlrover_run.rendezvous.failure_detector import PauseDetector
 from dlrover_run.transport.messages import Answered, InvalidMessage, Join, Refused, Welcome, decode_rules
 from dlrover_run.words.reasons import render
 
@@ -86,8 +86,8 @@ class Jobs:
         self._names_successors = names_successors
         self._lost = lost
         self._last_problem = ""
-        self._stalls = StallDetector(self._loop.time())
-        self._stall_timer: asyncio.TimerHandle | None = None
+        self._pauses = PauseDetector(self._loop.time())
+        self._pause_timer: asyncio.TimerHandle | None = None
         self.last_one_over = False
 
     @property
@@ -219,9 +219,9 @@ class Jobs:
         for job in list(self._jobs.values()):
             self._drop(job)
             job.close(Refused(reason, retry=True))
-        if self._stall_timer is not None:
-            self._stall_timer.cancel()
-            self._stall_timer = None
+        if self._pause_timer is not None:
+            self._pause_timer.cancel()
+            self._pause_timer = None
 
     def _begin(self, name: str, rules: JobRules, now: float) -> Job:
         if len(self._jobs) >= MAX_JOBS:
@@ -252,9 +252,9 @@ class Jobs:
             plan_age=0.0 if journal is None else journal.plan_age,
         )
         self.last_one_over = False
-        if self._stall_timer is None:
-            self._stalls = StallDetector(now)
-            self._check_for_stall()
+        if self._pause_timer is None:
+            self._pauses = PauseDetector(now)
+            self._check_for_pause()
         return job
 
     def _take_over(self, name: str, journal: Journal, rules: JobRules, now: float) -> Coordinator:
@@ -304,7 +304,7 @@ class Jobs:
     def _now(self) -> float:
         """The time. Subtracts the time for which this process was stalled from all timeouts."""
         now = self._loop.time()
-        stalled = self._stalls.stalled_for(now)
+        stalled = self._pauses.paused_for(now)
         if stalled:
             for job in self._jobs.values():
                 job.compensate_stall(stalled, now)
@@ -312,9 +312,9 @@ class Jobs:
                 self._log(f"this master was stopped or overloaded for {stalled:.1f} s; its nodes get as much more time")
         return now
 
-    def _check_for_stall(self) -> None:
+    def _check_for_pause(self) -> None:
         self._now()
-        self._stall_timer = self._loop.call_at(self._stalls.next_check, self._check_for_stall) if self._jobs else None
+        self._pause_timer = self._loop.call_at(self._pauses.next_check, self._check_for_pause) if self._jobs else None
 
     def _schedule(self, name: str) -> None:
         """Step this job after all reports that arrive in this turn of the event loop."""

@@ -1,4 +1,4 @@
-"""Heartbeat timeouts, corrected for stalls of this process.
+"""Heartbeat timeouts, corrected for pauses of this process.
 
 A process that was stopped, or whose machine is overloaded, finds its own timers late. Time in which it could not
 receive anything must not count against its peers (memberlist has the same aim with its local
@@ -12,16 +12,16 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Generic, TypeVar
 
-STALL_CHECK_INTERVAL = 0.25
-"""Seconds between two checks for stalls by a coordinator's process.
+PAUSE_CHECK_INTERVAL = 0.25
+"""Seconds between two checks for pauses by a coordinator's process.
 
-A stall is measured as up to this much shorter than it was, so this is a fraction of the default `lost_after`.
+A pause is measured as up to this much shorter than it was, so this is a fraction of the default `lost_after`.
 """
 
-STALL_TOLERANCE = 0.02
-"""Seconds by which a check may be late without counting as a stall: a busy moment of the event loop."""
+PAUSE_TOLERANCE = 0.02
+"""Seconds by which a check may be late without counting as a pause: a busy moment of the event loop."""
 
-LONG_STALL = 0.5
+LONG_PAUSE = 0.5
 """Seconds by which a timer is late at times on a busy machine. By more, and this process was stopped or starved."""
 
 DEADLINE_MARGIN = 0.001
@@ -31,16 +31,16 @@ once."""
 Peer = TypeVar("Peer", bound=Hashable)
 
 
-class StallDetector:
-    """Measures how long this process was stopped or starved. The owner must call `stalled_for` at `next_check` or
-    earlier; a late call shows a stall."""
+class PauseDetector:
+    """Measures how long this process was stopped or starved. The owner must call `paused_for` at `next_check` or
+    earlier; a late call shows a pause."""
 
-    def __init__(self, now: float, interval: float = STALL_CHECK_INTERVAL) -> None:
+    def __init__(self, now: float, interval: float = PAUSE_CHECK_INTERVAL) -> None:
         self._interval = interval
         self.next_check = now + interval
 
-    def stalled_for(self, now: float) -> float:
-        """Seconds of stall since the last call; 0 if the call is in time.
+    def paused_for(self, now: float) -> float:
+        """Seconds of pause since the last call; 0 if the call is in time.
 
         Call this before anything is concluded from the time that has passed.
         """
@@ -48,16 +48,16 @@ class StallDetector:
         if late < 0:
             return 0.0
         self.next_check = now + self._interval
-        return late if late > STALL_TOLERANCE else 0.0
+        return late if late > PAUSE_TOLERANCE else 0.0
 
 
 class FailureDetector(Generic[Peer]):
-    """Declares a peer failed if no heartbeat has come for `timeout` seconds, stalls of this process excluded."""
+    """Declares a peer failed if no heartbeat has come for `timeout` seconds, pauses of this process excluded."""
 
     def __init__(self, timeout: float) -> None:
         self._timeout = timeout
         self._stalled = 0.0
-        # Ordered by time, because a heartbeat moves its peer to the end. The clock stands still during stalls.
+        # Ordered by time, because a heartbeat moves its peer to the end. The clock stands still during pauses.
         self._heartbeats: dict[Peer, float] = {}
 
     def heartbeat(self, peer: Peer, now: float) -> None:
@@ -76,10 +76,10 @@ class FailureDetector(Generic[Peer]):
     def failed_peers(self, now: float, due: float | None = None) -> list[Peer]:
         """The peers that have exceeded the timeout, the longest silent one first.
 
-        `due` is when this check was due. If it is late by more than LONG_STALL, messages that arrived meanwhile may
+        `due` is when this check was due. If it is late by more than LONG_PAUSE, messages that arrived meanwhile may
         still be unread, so every peer gets a whole timeout again.
         """
-        if due is not None and now - due > LONG_STALL:
+        if due is not None and now - due > LONG_PAUSE:
             for peer in list(self._heartbeats):
                 self.heartbeat(peer, now)
         found = []

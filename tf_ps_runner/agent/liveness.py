@@ -16,7 +16,7 @@ from typing import Any
 
 from dlrover_run.background import Background
 from dlrover_run.processes import signals
-from dlrover_run.rendezvous.failure_detector import STALL_CHECK_INTERVAL, StallDetector
+from dlrover_run.rendezvous.failure_detector import PAUSE_CHECK_INTERVAL, PauseDetector
 from dlrover_run.transport import grpc_setup
 from tf_ps_runner.cluster.model import TaskKey
 
@@ -65,7 +65,7 @@ class LivenessProbe:
     def record_timeout(self, took: float, late: float) -> None:
         """It did not answer for `took` seconds, in which this process was stalled for `late` seconds."""
         # A stall is measured as up to one interval shorter than it was.
-        self._note_miss(max(0.0, took - late - STALL_CHECK_INTERVAL) if late else took)
+        self._note_miss(max(0.0, took - late - PAUSE_CHECK_INTERVAL) if late else took)
 
     def record_failure(self) -> None:
         """It could not be reached: that is certain, however stalled this process was."""
@@ -116,7 +116,7 @@ class ServerMonitor:
         self._background = Background(failed)
         self._watches: dict[TaskKey, asyncio.Task[None]] = {}
         self._loop = asyncio.get_running_loop()
-        self._stalls = StallDetector(time.monotonic())
+        self._pauses = PauseDetector(time.monotonic())
         self._late = 0.0
         self._beating: asyncio.TimerHandle | None = None
 
@@ -127,7 +127,7 @@ class ServerMonitor:
         if self._grpc is None:
             self._grpc = grpc_setup.load_grpc()
         if self._beating is None:
-            self._stalls = StallDetector(time.monotonic())
+            self._pauses = PauseDetector(time.monotonic())
             self._beat()
         self._watches[server] = self._background.start(self._watch(server, port))
 
@@ -148,10 +148,10 @@ class ServerMonitor:
 
     def _beat(self) -> None:
         self._note_stall()
-        self._beating = self._loop.call_at(self._stalls.next_check, self._beat)
+        self._beating = self._loop.call_at(self._pauses.next_check, self._beat)
 
     def _note_stall(self) -> None:
-        self._late += self._stalls.stalled_for(time.monotonic())
+        self._late += self._pauses.paused_for(time.monotonic())
 
     async def _watch(self, server: TaskKey, port: int) -> None:
         liveness = LivenessProbe()

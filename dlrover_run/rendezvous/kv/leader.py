@@ -23,7 +23,7 @@ from dlrover_run.coordination.records.round import NodeKey
 from dlrover_run.coordination.records.rules import MAX_NODES, RESULT_RETENTION, JobRules
 from dlrover_run.coordination.records.validation import wrong_job_kind
 from dlrover_run.coordination.take_over import misfit
-from dlrover_run.rendezvous.failure_detector import StallDetector
+from dlrover_run.rendezvous.failure_detector import PauseDetector
 from dlrover_run.rendezvous.kv.records import (
     Keys,
     RequestAnswer,
@@ -140,7 +140,7 @@ class StoreLeader:
         self._loop = asyncio.get_running_loop()
         self._writer = FencedWriter(self.store, self.keys, self.leader)
         self._membership = MembershipWatch(self.keys, self.own, self.log)
-        self._stalls = StallDetector(self._loop.time())
+        self._pauses = PauseDetector(self._loop.time())
         self._driver: Driver | None = None
         self._requests = Range(self.keys.requests, prefix=True)
         self._changes: list[Change] = []
@@ -179,7 +179,7 @@ class StoreLeader:
         now = self._loop.time()
         driver = self._driver
         if driver is None:
-            self._stalls = StallDetector(now)
+            self._pauses = PauseDetector(now)
             coordinator = self._take_over(outcome.found.get(self.keys.plan), now)
             driver = self._driver = Driver(
                 coordinator,
@@ -272,12 +272,12 @@ class StoreLeader:
             driver.answered(id)
 
     def _wake_at(self, driver: Driver) -> float:
-        times = (driver.wake_at(), self._renew_at, self._stalls.next_check)
+        times = (driver.wake_at(), self._renew_at, self._pauses.next_check)
         return min(time for time in times if time is not None)
 
     def _compensate_stall(self, driver: Driver, now: float, was_away: bool = False) -> None:
         """Do not count time in which this agent was stalled, or etcd unavailable, against any node."""
-        stalled = self._stalls.stalled_for(now)
+        stalled = self._pauses.paused_for(now)
         if stalled or was_away:
             driver.arrive(Paused(stalled, cut_off=was_away), now)
 

@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlrover_run.rendezvous.failure_detector import (
-    LONG_STALL,
-    STALL_CHECK_INTERVAL,
-    STALL_TOLERANCE,
+    LONG_PAUSE,
+    PAUSE_CHECK_INTERVAL,
+    PAUSE_TOLERANCE,
     FailureDetector,
-    StallDetector,
+    PauseDetector,
 )
 
 
@@ -52,15 +52,15 @@ def test_stalls_do_not_count(events: list[tuple[float, str, float]]) -> None:
 
 @given(st.lists(st.floats(0, 40), min_size=1, max_size=30))
 def test_a_stall_is_measured_but_for_one_interval(stops: list[float]) -> None:
-    stalls, now = StallDetector(100.0), 100.0
+    stalls, now = PauseDetector(100.0), 100.0
     for stop in stops:
         # The owner is on time until some moment, and wakes up a stop later.
-        now = stalls.next_check - STALL_CHECK_INTERVAL / 3
-        assert stalls.stalled_for(now) == 0.0
+        now = stalls.next_check - PAUSE_CHECK_INTERVAL / 3
+        assert stalls.paused_for(now) == 0.0
         now += stop
-        found = stalls.stalled_for(now)
-        assert stop - STALL_CHECK_INTERVAL / 3 - STALL_TOLERANCE <= found <= stop
-        assert stalls.stalled_for(now) == 0.0
+        found = stalls.paused_for(now)
+        assert stop - PAUSE_CHECK_INTERVAL / 3 - PAUSE_TOLERANCE <= found <= stop
+        assert stalls.paused_for(now) == 0.0
         assert stalls.next_check > now
 
 
@@ -92,4 +92,4 @@ def test_a_stop_just_before_the_deadline_does_not_count_either() -> None:
 
 
 def test_a_timer_that_is_a_little_late_changes_nothing() -> None:
-    assert watching().failed_peers(9.0 + LONG_STALL, due=9.0) == ["master"]
+    assert watching().failed_peers(9.0 + LONG_PAUSE, due=9.0) == ["master"]
