@@ -75,7 +75,7 @@ class _ConnectedNode:
     sent: Assignment | None = None
 
 
-class Job:
+class JobHost:
     """A job that a master coordinates. `log` writes one line to the master's log; `log_to_launcher` gets the lines
     about the job that the process that launched the master shows too.
 

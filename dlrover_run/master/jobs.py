@@ -23,7 +23,7 @@ from dlrover_run.coordination.take_over import misfit
 from dlrover_run.job_status.history import JobHistory
 from dlrover_run.job_status.questions import StackQuery
 from dlrover_run.job_status.status import JobStatus
-from dlrover_run.master.job import Job, NodeConnection, RequestRefused
+from dlrover_run.master.job import JobHost, NodeConnection, RequestRefused
 from dlrover_run.master.journal import Journal, JournalDamaged
 from dlrover_run.rendezvous.failure_detector import PauseDetector
 from dlrover_run.transport.messages import Answered, InvalidMessage, Join, Refused, Welcome, decode_rules
@@ -55,7 +55,7 @@ def _moved_text(name: str, address: str) -> str:
 class Jobs:
     """The jobs and their timers. `started_ms` is the Unix time in ms at which the master started: it makes the
     coordinators of this master later than those of its predecessor. `on_change` is called when a node connects or
-    disconnects or a job is deleted. For `log` and `log_to_launcher` see `Job`.
+    disconnects or a job is deleted. For `log` and `log_to_launcher` see `JobHost`.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Jobs:
         self._log = log
         self._on_change = on_change
         self._log_to_launcher = log_to_launcher
-        self._jobs: dict[str, Job] = {}
+        self._jobs: dict[str, JobHost] = {}
         self._listeners: list[Callable[[], None]] = []
         self._on_end: Callable[[JobStatus, JobHistory], None] = lambda status, history: None
         self._due: set[str] = set()
@@ -104,7 +104,7 @@ class Jobs:
         """Whether a job is over whose result a disconnected node may still ask for, for at most RESULT_RETENTION."""
         return any(job.over for job in self._jobs.values())
 
-    def join(self, name: str, connection: NodeConnection, join: Join) -> tuple[Job, Welcome]:
+    def join(self, name: str, connection: NodeConnection, join: Join) -> tuple[JobHost, Welcome]:
         """Add a node to the job of that name; the first node begins the job. Raises RequestRefused."""
         try:
             rules = decode_rules(join.rules)
@@ -125,14 +125,14 @@ class Jobs:
         self._on_change()
         return job, welcome
 
-    def receive(self, job: Job, connection: NodeConnection, report: NodeReport) -> None:
+    def receive(self, job: JobHost, connection: NodeConnection, report: NodeReport) -> None:
         before = job.activity_changes
         if job.receive(connection, report, self._now()):
             self._schedule(job.name)
         elif job.activity_changes != before:
             self._notify()
 
-    def disconnect(self, job: Job, connection: NodeConnection, key: NodeKey) -> None:
+    def disconnect(self, job: JobHost, connection: NodeConnection, key: NodeKey) -> None:
         job.disconnect(connection, key, self._now())
         if self._jobs.get(job.name) is job:
             self._schedule(job.name)
@@ -223,7 +223,7 @@ class Jobs:
             self._pause_timer.cancel()
             self._pause_timer = None
 
-    def _begin(self, name: str, rules: JobRules, now: float) -> Job:
+    def _begin(self, name: str, rules: JobRules, now: float) -> JobHost:
         if len(self._jobs) >= MAX_JOBS:
             raise RequestRefused(f"this master coordinates {MAX_JOBS} jobs and takes no more", retry=True)
         if self._state_dir is None:
@@ -242,7 +242,7 @@ class Jobs:
             nodes = str(rules.min_nodes) + (f" to {rules.max_nodes}" if rules.max_nodes != rules.min_nodes else "")
             size = rules.size_text or f"{nodes} nodes"
             self._log(f"job {name!r}: begins, for {size}")
-        job = self._jobs[name] = Job(
+        job = self._jobs[name] = JobHost(
             name,
             coordinator,
             journal,
@@ -357,12 +357,12 @@ class Jobs:
         for listener in tuple(self._listeners):
             listener()
 
-    def _note_ended(self, job: Job) -> None:
+    def _note_ended(self, job: JobHost) -> None:
         self._ended[job.name] = job.epoch
         if len(self._ended) > MAX_ENDED:
             del self._ended[next(iter(self._ended))]
 
-    def _drop(self, job: Job) -> None:
+    def _drop(self, job: JobHost) -> None:
         del self._jobs[job.name]
         self._cancel_timer(job.name)
 

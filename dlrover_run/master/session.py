@@ -10,7 +10,7 @@ from typing import TypeVar
 from dlrover_run.background import Background
 from dlrover_run.coordination.records.assignment import Assignment
 from dlrover_run.coordination.records.round import NodeKey
-from dlrover_run.master.job import Job, RequestRefused
+from dlrover_run.master.job import JobHost, RequestRefused
 from dlrover_run.master.jobs import Jobs, internal_error
 from dlrover_run.transport import auth
 from dlrover_run.transport.connection import ConnectionLost, ServerConnection
@@ -65,7 +65,7 @@ class NodeSession:
         self._jobs = jobs
         self._token = token
         self._loop = asyncio.get_running_loop()
-        self._joined: tuple[Job, NodeKey] | None = None
+        self._joined: tuple[JobHost, NodeKey] | None = None
         self._replies: list[MasterMessage] = []
         self._assignment: Assignment | None = None
         self._last_message: Refused | None = None
@@ -161,7 +161,7 @@ class NodeSession:
         self._reply(Proof(auth.master_mac(self._token, hello, nonce)))
         return hello
 
-    def _join(self, hello: Hello, join: Join) -> Job:
+    def _join(self, hello: Hello, join: Join) -> JobHost:
         """Take the node into its job. Raises RequestRefused."""
         if join.report.key != (hello.node_id, hello.incarnation):
             raise RequestRefused("a node may only report itself, and this one sent hello under another id")

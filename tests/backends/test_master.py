@@ -263,7 +263,7 @@ async def test_an_internal_error_of_the_master_is_reported_to_the_nodes_with_its
     async with serving() as bed:
         a = bed.node("a")
         await a.join()
-        monkeypatch.setattr(job_module.Job, method, fail)
+        monkeypatch.setattr(job_module.JobHost, method, fail)
         await a.report(phase=NodePhase.LEAVING)
         refused = await a.refused()
         assert refused.reason.startswith("internal error of the master: ZeroDivisionError('xxx")

@@ -21,7 +21,7 @@ from dlrover_run.coordination.records.report import NodePhase, NodeReport
 from dlrover_run.coordination.records.round import Failure, RankAssignment, RoundKey
 from dlrover_run.coordination.records.rules import JobRules
 from dlrover_run.features.registry import decode_part
-from dlrover_run.master.job import Job, RequestRefused
+from dlrover_run.master.job import JobHost, RequestRefused
 from dlrover_run.transport.grpc_setup import CHANNEL_OPTIONS
 from dlrover_run.transport.messages import (
     PROTOCOL,
@@ -143,7 +143,7 @@ def test_a_store_of_the_command_line_is_not_a_rule_that_is_sent() -> None:
 @settings(deadline=None)
 def test_a_job_decides_or_refuses_whatever_nodes_report(events: list[tuple[NodeReport, str]]) -> None:
     now = 0.0
-    job = Job(
+    job = JobHost(
         "job", Coordinator(JobRules(min_nodes=1, max_nodes=3, lost_after=1.0, max_restarts=2), now, 5), None, now, str
     )
     lines = {key: Line() for key in [("a", "one"), ("a", "two"), ("b", "one"), ("b", "two")]}

@@ -25,7 +25,7 @@ from dlrover_run.coordination.records.rules import RESULT_RETENTION, JobRules
 from dlrover_run.coordination.records.validation import MAX_EPOCH, MAX_ROUND, config_mismatch
 from dlrover_run.features.node_check.decision.model import NodeCheckReport
 from dlrover_run.job_status.questions import StackQuery
-from dlrover_run.master.job import Job, RequestRefused
+from dlrover_run.master.job import JobHost, RequestRefused
 from dlrover_run.master.journal import Journal
 from dlrover_run.transport.messages import (
     Assigned,
@@ -73,7 +73,7 @@ class Bed:
             journal = Journal(directory, "job")
             story = journal.take_over(rules, epoch)
             rules, epoch, plan = story.header.rules, story.header.epoch, story.plan
-        self.job = Job("job", Coordinator(rules, now, epoch, plan), journal, now, self.output.append)
+        self.job = JobHost("job", Coordinator(rules, now, epoch, plan), journal, now, self.output.append)
         self.lines: dict[str, Line] = {}
         self.statuses: dict[str, NodeReport] = {}
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from dlrover_run.coordination.records.assignment import Assignment
 from dlrover_run.coordination.records.report import NodeReport
-from dlrover_run.master.job import Job, NodeConnection
+from dlrover_run.master.job import JobHost, NodeConnection
 from dlrover_run.master.jobs import Jobs
 from dlrover_run.master.server import IdleShutdown
 from dlrover_run.master.session import NodeSession
@@ -98,7 +98,7 @@ class Master(LoopProcess):
                 raise Killed
 
     @property
-    def job(self) -> Job | None:
+    def job(self) -> JobHost | None:
         """The only job, if it has begun."""
         return self.jobs._jobs.get(JOB)
 
@@ -170,14 +170,14 @@ class WatchedJobs(Jobs):
         self._master = master
         super().__init__(directory, started_ms, master.note, on_change)
 
-    def join(self, name: str, connection: NodeConnection, join: Join) -> tuple[Job, Welcome]:
+    def join(self, name: str, connection: NodeConnection, join: Join) -> tuple[JobHost, Welcome]:
         self._master.note(f"hears {join.report.node_id} join")
         job, welcome = super().join(name, connection, join)
         self._master.note(f"in epoch {job._coordinator.plan.epoch}, it said {join.report.epoch}")
         self._master.invariants.admitting(join.report, job._coordinator.members)
         return job, welcome
 
-    def receive(self, job: Job, connection: NodeConnection, report: NodeReport) -> None:
+    def receive(self, job: JobHost, connection: NodeConnection, report: NodeReport) -> None:
         super().receive(job, connection, report)
         self._master.invariants.admitting(report, job._coordinator.members)
 
