@@ -21,7 +21,7 @@ from dlrover_run.coordination.rounds.planned_changes import note_checkpoints
 from dlrover_run.coordination.rounds.ranks import rank_assignments
 from dlrover_run.coordination.rounds.recovery import connected_reports, recover_plan
 from dlrover_run.coordination.rounds.requested_changes import change_size, drain
-from dlrover_run.coordination.rounds.round_failures import expire_restarts, train
+from dlrover_run.coordination.rounds.round_failures import continue_round, expire_restarts
 from dlrover_run.coordination.rounds.waiting import is_full, wait_as_spare
 from dlrover_run.words.text import counted
 
@@ -44,7 +44,7 @@ class RoundEngine(Engine):
             # Stored, because a successor's job time begins at the last plan that was stored.
             plan = update_plan(plan, now, restart_times=charged)
         plan = note_checkpoints(plan, members, now)
-        decision = (gather if plan.phase is PlanPhase.GATHERING else train)(rules, gate, plan, members, now)
+        decision = (gather if plan.phase is PlanPhase.GATHERING else continue_round)(rules, gate, plan, members, now)
         if decision.plan.phase in OVER or decision.again:
             return decision
         wait = decision.wait or partial(wait_as_spare, rules, gate, decision.plan, dict(members), None)

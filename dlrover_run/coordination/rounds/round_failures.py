@@ -77,7 +77,8 @@ def _exhausted(rules: JobRules) -> Reasons:
     return (Code.RESTARTS_USED(most=rules.max_restarts),)
 
 
-def train(rules: JobRules, gate: Gate, plan: Plan, members: Members, now: float) -> Decision:
+def continue_round(rules: JobRules, gate: Gate, plan: Plan, members: Members, now: float) -> Decision:
+    """What follows while a round runs: it goes on, or ends with the job, by a failure or by the loss of a node."""
     key = plan.key
     in_round = round_members(plan, members)
     done = [member.done or (state is not None and state.succeeded_in(key)) for member, state in in_round]

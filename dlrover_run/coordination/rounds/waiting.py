@@ -55,7 +55,7 @@ def wait_as_spare(
     deadlines: Sequence[Deadline],
     now: float,
 ) -> Waiting:
-    """What a node without ranks waits for while a round runs: a `Wait` of `train`. `watched` is what the gate did."""
+    """What a node without ranks waits for while a round runs. `watched` is the step of the gate."""
     train = Code.TRAINING(number=len(plan.members))
     joins_in = seconds_left(deadlines, now, {DeadlineReason.SCALE_UP})
     checked_in = None if watched is None else seconds_left(watched.deadlines, now)
