@@ -31,7 +31,6 @@ from dlrover_run.events.live import LiveLedger
 from dlrover_run.events.records import NO_EVENTS, AgentEnded, Events, StopRequested, WatchFailed
 from dlrover_run.events.stream import EventStream
 from dlrover_run.failures.guard import guarded
-from dlrover_run.features.operate.agent_socket import AgentSocket
 from dlrover_run.observe.activity_report import REFRESH_INTERVAL, ActivityReport, with_activity
 from dlrover_run.observe.tick import EARLY, RETRY_INTERVAL, SAMPLE_INTERVAL, Activities, Tick
 from dlrover_run.output.relay_client import RelayClient
@@ -47,11 +46,10 @@ from dlrover_run.workers.environment import requeue_count
 if TYPE_CHECKING:
     from dlrover_run.coordination.records.activity import PhaseTimes
     from dlrover_run.coordination.records.requests import OperatorRequest
-    from dlrover_run.features.operate.node_logs import WorkerLogs
-    from dlrover_run.features.operate.protocol import AgentInfo, JobEnding, TaskProgress
     from dlrover_run.job_status.questions import LogRequest, StackQuery
     from dlrover_run.job_status.stacks import JobStacks, NodeStacks
     from dlrover_run.job_status.status import JobStatus
+    from dlrover_run.output.read_back import WorkerLogs
 
 NO_PIDFD = (
     "the kernel refuses pidfd_open (Linux before 5.3, or the seccomp profile of an older container runtime): the ends "
@@ -84,7 +82,6 @@ class Agent:
         stream = events = EventStream(events)
         self._times: PhaseTimes | None = None
         self._logs: WorkerLogs | None = None
-        self._began = time.monotonic()
         self._job = job
         self._relay = relay
         self._parent_pipes = parent_pipes
@@ -116,18 +113,13 @@ class Agent:
             features=self._features,
             tick=self._tick,
             events=stream,
+            ask=self._ask,
+            ask_stacks=self._ask_stacks,
+            read_activity=self._read_activity,
         )
         self._adapter = make_adapter(self._services)
         self._client = open_client(self._wake.set, self._print_job_line)
         self._client.stack_source = self._find_in_workers
-        self._operator = AgentSocket(
-            self._info,
-            self._ask,
-            self._task_progress,
-            self._ask_stacks,
-            self._read_activity,
-            self._kept_events.lines,
-        )
         self._activity = ActivityReport(backends.of(job.rendezvous).refresh or REFRESH_INTERVAL)
 
     @property
@@ -169,7 +161,6 @@ class Agent:
         return await self._conclude(None)
 
     async def _take_part(self) -> None:
-        await self._listen_to_operators()
         await self._adapter.open()
         self._begin_features()
         await self._reconcile_until_done()
@@ -201,18 +192,6 @@ class Agent:
                 return
             await self._wake.wait()
 
-    async def _listen_to_operators(self) -> None:
-        try:
-            await self._operator.open()
-        except OSError as error:
-            # The job does not need it.
-            self._console.info(f"warning: `status` does not find this node from here: {error.strerror or error}")
-
-    def _info(self) -> AgentInfo:
-        from dlrover_run.agent.agent_info import agent_info
-
-        return agent_info(self._job, self._node_state, self._kept_events.path, self._began)
-
     async def _ask(self, request: OperatorRequest | None) -> JobStatus:
         """The status of the job after a request. While the coordinator is away, a stop ends this node alone."""
         from msgspec.structs import replace
@@ -225,12 +204,6 @@ class Agent:
         self._console.info(f"{request}, and the master is away: this node stops")
         self._shutdown.drain()
         return replace(status, answer="the master is away, so only this node stops; repeat it on the others")
-
-    def _ending(self, result: JobResult) -> JobEnding:
-        from dlrover_run.features.operate.protocol import JobEnding
-
-        seconds = round(time.monotonic() - self._began, 3)
-        return JobEnding(exit_code=result.exit_code, reason=result.error or result.reason, seconds=seconds)
 
     async def _ask_stacks(self, query: StackQuery) -> JobStacks:
         if query.logs is None or not self._is_over:
@@ -245,26 +218,12 @@ class Agent:
         """The stacks of the workers here, or of that with the rank, or their output."""
         if logs is None:
             return await self._adapter.stacks(rank)
-        from dlrover_run.features.operate.node_logs import WorkerLogs
         from dlrover_run.job_status.stacks import NodeStacks
+        from dlrover_run.output.read_back import WorkerLogs
 
         if self._logs is None:
             self._logs = WorkerLogs(self._adapter.outputs, self._relay.kept)
         return NodeStacks(logs=await self._logs.read(logs))
-
-    def _task_progress(self) -> Sequence[TaskProgress]:
-        from dlrover_run.features.operate.protocol import TaskProgress
-
-        now = time.monotonic_ns()
-        return [
-            TaskProgress(
-                name=name,
-                steps=progress.steps,
-                idle=round(max(0, now - progress.at) / 1e9, 3),
-                period=period,
-            )
-            for name, (progress, period) in self._tick.sample().items()
-        ]
 
     def _begin_to_observe(self) -> None:
         """Have samples of the tasks taken for the event log and for the reports of this node."""
@@ -358,12 +317,10 @@ class Agent:
         result = resolve_result(end, self._job.exit_codes)
         self._assignment_events.follow(assignment)
         await self._adapter.close(assignment, result)
-        await self._features.close(result, self._note_failed_close)
-        self._orphans.close()
         if self._logs is not None:
             await self._logs.end()
-        await self._operator.finish(lambda: self._ending(result))
-        self._operator.close()
+        await self._features.close(result, self._note_failed_close)
+        self._orphans.close()
         await self._client.close()
         self._node_state.close()
         what = (result.error or result.reason)[:MAX_WHAT]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import msgspec
@@ -32,8 +32,11 @@ from dlrover_run.processes.orphans import OrphanKiller
 from dlrover_run.spec import JobSpec
 
 if TYPE_CHECKING:
-    from dlrover_run.features.operate.node_logs import WorkerOutput
-    from dlrover_run.job_status.stacks import NodeStacks
+    from dlrover_run.coordination.records.requests import OperatorRequest
+    from dlrover_run.job_status.questions import StackQuery
+    from dlrover_run.job_status.stacks import JobStacks, NodeStacks
+    from dlrover_run.job_status.status import JobStatus
+    from dlrover_run.output.read_back import WorkerOutput
     from dlrover_run.workers.starter import Starter
 
 Result = TypeVar("Result")
@@ -48,7 +51,9 @@ class StartWork(Protocol):
 
 class AgentServices(msgspec.Struct, frozen=True):
     """What an adapter gets from its agent. `wake` makes the agent's loop look at everything again, `start` begins work
-    in the background, once the loop runs, and `tick` gives samples of the tasks while they run."""
+    in the background, once the loop runs, and `tick` gives samples of the tasks while they run. `ask` returns the
+    status of the job after a request, `ask_stacks` what its workers do or wrote, both from the coordinator, and
+    `read_activity` what this node does now, None if that cannot be read. They are for an operator, who waits."""
 
     job: JobSpec
     run_dir: RunDir
@@ -62,6 +67,9 @@ class AgentServices(msgspec.Struct, frozen=True):
     features: NodeFeatures
     tick: Tick
     events: EventStream
+    ask: Callable[[OperatorRequest | None], Awaitable[JobStatus]]
+    ask_stacks: Callable[[StackQuery], Awaitable[JobStacks]]
+    read_activity: Callable[[], Awaitable[NodeActivity | None]]
 
 
 class Tasks(ABC, Generic[Key]):

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from importlib import import_module
 from typing import NamedTuple
 
 from dlrover_run.command_line.flag import FIRST_TORCHRUN, Flag
 from dlrover_run.command_line.flags import TABLE, UNSUPPORTED_DLROVER_FLAGS
+from dlrover_run.features import FEATURES
 
 
 class Subcommand(NamedTuple):
@@ -66,27 +68,13 @@ class Program:
         return tuple(map(tuple, groups))
 
 
-_COMMAND_MODULES = {"why": "event_commands", "events": "event_commands", "logs": "logs_command"}
-"""The modules of `features.operate` that have a subcommand, where it is not `commands`."""
-
 OPERATOR_COMMANDS = {
-    name: Subcommand(f"dlrover_run.features.operate.{_COMMAND_MODULES.get(name, 'commands')}:{name}", summary)
-    for name, summary in (
-        ("jobs", "List the jobs on this machine: yours, and for root those of all users."),
-        ("status", "Show the state of a running job and of each of its nodes."),
-        (
-            "top",
-            "Show the status of a job until it ends or you press q: each second on a terminal, else after each change.",
-        ),
-        ("why", "Say why a job is in its state: why it waits, failed, was restarted, is slow, or was slow to start."),
-        ("events", "List what happened in a job, from its event logs, also after its end."),
-        ("stacks", "Show what all workers of a job do now: the calls of their main threads, equal ones once."),
-        ("logs", "Print the latest output of the workers of a job, from any of its nodes."),
-        ("drain", "Ask one node to leave the job: its workers get the time to save, and a spare takes its place."),
-        ("stop", "Stop a job on all of its nodes. The workers get SIGTERM and the time of [b]--shutdown-timeout[/]."),
-    )
+    name: Subcommand(row.module(function), summary)
+    for row in FEATURES
+    if row.subcommands
+    for name, (function, summary) in import_module(row.folder).SUBCOMMANDS.items()
 }
-"""The subcommands for operators, which both programs have."""
+"""The subcommands that features bring, for both programs."""
 
 DLROVER_RUN = Program(
     name="dlrover-run",
@@ -106,12 +94,7 @@ A drop-in for torchrun: every flag of torchrun 2.13 to 2.15 means the same here.
             "First of two, by hand: [b]dlrover-run --nnodes=2 --node-rank=0 --master-addr=node0 train.py[/]",
         )
     ),
-    subcommands={
-        **OPERATOR_COMMANDS,
-        "scale": Subcommand(
-            "dlrover_run.features.operate.scale:scale", "Change how many nodes of a running job train."
-        ),
-    },
+    subcommands=OPERATOR_COMMANDS,
     unsupported=UNSUPPORTED_DLROVER_FLAGS,
     common=(
         "nproc-per-node",

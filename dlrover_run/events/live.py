@@ -77,6 +77,13 @@ class LiveLedger(Events):
     def close(self) -> bool:
         return self._log.close()
 
+    @property
+    def path(self) -> str:
+        return self._log.path
+
+    def lines(self) -> list[bytes]:
+        return self._log.lines()
+
     def times(self) -> PhaseTimes:
         """Where the time of the workers of this node went, until now."""
         self.is_behind = False

@@ -55,7 +55,9 @@ class Feature(NamedTuple):
     and event logs have; what decides for a part with another name than the feature's is in a folder of that name below.
     `node` says whether a node of a job has something to do for it, None if no node ever has; `any_engine`, whether that
     is so in a job without rounds of workers too. `nodes_here` says that a job with its settings starts all nodes on
-    this machine: its module supervisor does what `launch.launch` does otherwise.
+    this machine: its module supervisor does what `launch.launch` does otherwise. `subcommands` says that the package
+    has a table of that name, in capitals, for both programs, and `web` that a master with `--web` runs the server of
+    its module `web.server`.
     """
 
     name: str
@@ -67,10 +69,17 @@ class Feature(NamedTuple):
     columns: bool = False
     metrics: bool = False
     nodes_here: bool = False
+    subcommands: bool = False
+    web: bool = False
+
+    @property
+    def folder(self) -> str:
+        """The full name of its package."""
+        return self.package or f"{__name__}.{self.name}"
 
     def module(self, part: str) -> str:
         """The full name of a module of the feature."""
-        return f"{self.package or f'{__name__}.{self.name}'}.{part}"
+        return f"{self.folder}.{part}"
 
     def deciding_module(self, part: str, module: str) -> str:
         """The full name of a module of what decides for one of its parts."""
@@ -87,7 +96,8 @@ FEATURES = (
     Feature("resources", node=always, any_engine=True, columns=True, metrics=True),
     Feature("checkpoints", flags=True, node=by_settings, columns=True, metrics=True),
     Feature("hooks", flags=True, node=by_settings),
+    Feature("operate", node=always, any_engine=True, subcommands=True, web=True),
 )
 """In the order in which a decision asks them, an agent calls them, and their flags stand in a panel of the help: first
 what says which nodes take part, then what watches the workers, then what changes their number or keeps them, and last
-the commands of the user, which see what all others have done."""
+the commands of the user and operators, who see what all others have done."""

@@ -15,6 +15,7 @@ import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -24,6 +25,7 @@ from dlrover_run.command_line import checks, credentials, values
 from dlrover_run.command_line.rdzv_conf import RdzvConf
 from dlrover_run.coordination.records.rules import JobRules
 from dlrover_run.coordination.rounds.quorum import LostMaster
+from dlrover_run.features import FEATURES
 from dlrover_run.master.server import IdleShutdown
 from dlrover_run.processes import event_loop, signals, tree
 from dlrover_run.rendezvous import kinds
@@ -33,7 +35,6 @@ from dlrover_run.words.text import join_address
 from dlrover_run.workers.template import process_title
 
 if TYPE_CHECKING:
-    from dlrover_run.features.operate.web.server import WebServer
     from dlrover_run.master.jobs import Jobs
 
 WEB_RETRY_INTERVAL = 2.0
@@ -296,7 +297,7 @@ async def _serve(options: Options) -> int:
             "free"
         ) from None
     log(f"listens on {join_address(options.host, port)}")
-    web: WebServer | None = None
+    web: Any = None
 
     def note_no_web(error: Exception) -> None:
         log_to_launcher(f"warning: no page is served: internal error: {error!r}; please report it")
@@ -343,17 +344,18 @@ async def _serve(options: Options) -> int:
     return exit_codes.SUCCESS
 
 
-async def _start_web(jobs: Jobs, options: Options, address: tuple[str, int]) -> WebServer:
+async def _start_web(jobs: Jobs, options: Options, address: tuple[str, int]) -> Any:
     """Serve the status over HTTP, encrypted if the master is. Raises OSError and SpecError."""
     import ssl
 
-    from dlrover_run.features.operate.web.server import WebServer
-
+    serving = next((row for row in FEATURES if row.web), None)
+    if serving is None:
+        raise SpecError("--web is not possible: this installation has no feature that serves the status.")
     tls = None
     if options.tls is not None and options.tls.cert is not None:
         tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=options.tls.ca)
         tls.load_cert_chain(options.tls.cert, options.tls.key)
-    web = WebServer(jobs, options.token)
+    web = import_module(serving.module("web.server")).WebServer(jobs, options.token)
     try:
         port = await web.start(*address, tls)
     except OSError as error:

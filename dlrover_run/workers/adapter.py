@@ -32,8 +32,8 @@ from dlrover_run.workers.round_starter import RoundStarter
 from dlrover_run.workers.starter import Starter
 
 if TYPE_CHECKING:
-    from dlrover_run.features.operate.node_logs import WorkerOutput
     from dlrover_run.job_status.stacks import NodeStacks
+    from dlrover_run.output.read_back import WorkerOutput
 
 PACKAGE = str(Path(__file__).resolve().parent.parent)
 """Where `dlrover_run.training` is, which the template imports also if it is installed as editable."""
@@ -147,9 +147,12 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
 
     def outputs(self) -> Sequence[WorkerOutput]:
         # Imported only here: a launch does not wait for it.
-        from dlrover_run.features.operate.node_logs import round_outputs
+        from dlrover_run.output.read_back import outputs_of
 
-        return () if self._round is None else round_outputs(self._round.specs)
+        if self._round is None:
+            return ()
+        placed = zip(self._round.specs.workers, self._round.specs.streams.ranks, strict=True)
+        return [output for worker, one in placed for output in outputs_of(worker.rank, one, str(one.local_rank))]
 
     def log_progress(self, sample: Activities | None = None) -> None:
         if self._round is not None:

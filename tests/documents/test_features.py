@@ -27,11 +27,6 @@ OURS = Launcher("dlrover-run", (sys.executable, "-m", "dlrover_run"))
 
 NAMES = sorted(path.parent.name for path in FOLDER.glob("*/__init__.py"))
 
-TIED = {
-    "operate": "the agent opens its socket",
-}
-"""What still keeps a feature from being removed. A line goes when the feature can: the test says so."""
-
 SCRIPT = """
 import os
 post()
@@ -59,14 +54,7 @@ def without(name: str, directory: Path) -> Path:
     return directory
 
 
-def removed(name: str) -> object:
-    """The parameter of the test that removes a feature."""
-    if name in TIED:
-        return pytest.param(name, marks=pytest.mark.xfail(strict=True, reason=TIED[name]))
-    return name
-
-
-@pytest.mark.parametrize("name", [removed(name) for name in NAMES])
+@pytest.mark.parametrize("name", NAMES)
 def test_without_a_feature_a_job_restarts_its_workers(mailbox: Mailbox, name: str, tmp_path: Path) -> None:
     tree = without(name, tmp_path / "tree")
     script = mailbox.script("train.py", SCRIPT)
@@ -85,21 +73,16 @@ def test_without_a_feature_a_job_restarts_its_workers(mailbox: Mailbox, name: st
     assert ended.code == 0, ended.err
     assert "restart 1 of 1" in ended.err
     assert "warning" not in ended.err
+    readers = [reader for reader in READERS if f".features.{name}." not in reader]
     shown = subprocess.run(
-        [sys.executable, "-c", f"import {', '.join(READERS)}"],
+        [sys.executable, "-c", "".join(f"import {reader}\n" for reader in readers)],
         env={**os.environ, "PYTHONPATH": str(tree)},
         cwd=tmp_path,
     )
     assert shown.returncode == 0
 
 
-KNOWN = {
-    "agent": {"operate"},
-    "command_line": {"operate"},
-    "events": {"inspect"},
-    "master": {"operate"},
-    "workers": {"operate"},
-}
+KNOWN = {"events": {"inspect"}}
 """Features that the rest of the product imports still. A name goes when the import does."""
 
 
@@ -117,9 +100,8 @@ def test_nothing_outside_of_the_features_imports_one() -> None:
 def test_each_folder_has_a_line_and_each_line_has_a_folder() -> None:
     here = [row.name for row in FEATURES if not row.package]
     assert len(here) == len(set(here))
-    assert set(NAMES) - set(here) == {"inspect", "operate"}, "they are commands"
+    assert set(NAMES) - set(here) == {"inspect"}, "its commands are those of operate"
     assert set(here) <= set(NAMES)
-    assert TIED.keys() <= set(NAMES)
 
 
 @pytest.mark.parametrize("row", FEATURES, ids=lambda row: row.name)

@@ -50,6 +50,11 @@ class Bed:
         return job.coordinator.status(INFO.job, job.now)
 
 
+async def opened(agent: AgentSocket) -> None:
+    agent.listen()
+    await agent.accept()
+
+
 async def own_names() -> list[str]:
     """The sockets of the agents of this test."""
     return [name for name, agent in (await survey(os.geteuid())).found if agent.job == INFO.job]
@@ -62,7 +67,7 @@ def bounded(work: object) -> None:
 def test_it_is_found_answers_and_leaves_no_name() -> None:
     async def work() -> None:
         bed = Bed()
-        await bed.socket.open()
+        await opened(bed.socket)
         (name,) = await own_names()
         assert bed.asked == [], "finding the socket sends no request to the coordinator"
         job = JobHere([(name, INFO)])
@@ -91,7 +96,7 @@ def test_a_request_to_stop_is_answered_by_the_agent_that_it_ends() -> None:
 
     async def work() -> None:
         bed = Stopping()
-        await bed.socket.open()
+        await opened(bed.socket)
         (name,) = await own_names()
         asking = asyncio.ensure_future(JobHere([(name, INFO)]).ask(OperatorRequest(Action.STOP)))
         await bed.ends.wait()
@@ -109,7 +114,7 @@ def test_each_of_64_agents_is_found() -> None:
     async def work() -> None:
         beds = [Bed() for _ in range(64)]
         for bed in beds:
-            await bed.socket.open()
+            await opened(bed.socket)
         assert len(await own_names()) == 64
         for bed in beds:
             bed.socket.close()
@@ -126,7 +131,7 @@ def test_root_is_answered_by_the_agents_of_all_users(
     async def work() -> None:
         monkeypatch.setattr(os, "geteuid", lambda: agents)
         bed = Bed()
-        await bed.socket.open()
+        await opened(bed.socket)
         monkeypatch.setattr(survey_module, "peer_of", lambda connection: Peer(os.getpid(), agents))
         monkeypatch.setattr(os, "geteuid", lambda: own)
         everyone = await survey(None)
@@ -155,7 +160,9 @@ def test_nothing_is_left_of_an_agent_that_was_killed() -> None:
         "import asyncio\n"
         "from dlrover_run.features.operate.agent_socket import AgentSocket\n"
         "async def work():\n"
-        "    await AgentSocket(None, None).open()\n"
+        "    agent = AgentSocket(None, None)\n"
+        "    agent.listen()\n"
+        "    await agent.accept()\n"
         "    print(flush=True)\n"
         "    await asyncio.sleep(600)\n"
         "asyncio.run(work())\n"
@@ -176,7 +183,7 @@ def test_an_invalid_request_closes_the_connection(line: bytes, monkeypatch: pyte
 
     async def work() -> None:
         bed = Bed()
-        await bed.socket.open()
+        await opened(bed.socket)
         (name,) = await own_names()
         reader, writer = await asyncio.open_unix_connection(f"\0{name}")
         writer.write(line)
@@ -198,7 +205,7 @@ def test_a_coordinator_that_does_not_answer_is_reported(monkeypatch: pytest.Monk
 
     async def work() -> None:
         silent = AgentSocket(lambda: INFO, forever)
-        await silent.open()
+        await opened(silent)
         (name,) = await own_names()
         with pytest.raises(AskFailed) as failed:
             await JobHere([(name, INFO)]).ask()
@@ -216,7 +223,7 @@ def test_the_size_of_a_request_is_limited() -> None:
 def test_an_interrupt_of_top_restores_the_terminal() -> None:
     async def work() -> None:
         bed = Bed()
-        await bed.socket.open()
+        await opened(bed.socket)
         ours, theirs = os.openpty()
         top = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "dlrover_run", "top", f"--rdzv-id={INFO.job}",
@@ -256,7 +263,7 @@ def test_top_ends_with_the_last_table_and_the_result_of_the_job(
 ) -> None:
     async def work() -> None:
         bed = Bed()
-        await bed.socket.open()
+        await opened(bed.socket)
         ours, theirs = os.openpty() if on_terminal else os.pipe()
         top = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "dlrover_run", "top", f"--rdzv-id={INFO.job}",
@@ -284,7 +291,7 @@ def test_top_ends_with_the_last_table_and_the_result_of_the_job(
 def test_q_ends_top() -> None:
     async def work() -> None:
         bed = Bed()
-        await bed.socket.open()
+        await opened(bed.socket)
         ours, theirs = os.openpty()
         top = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "dlrover_run", "top", f"--rdzv-id={INFO.job}",
@@ -305,7 +312,7 @@ def test_q_ends_top() -> None:
 def test_why_prints_json_of_a_job_without_logs_too() -> None:
     async def work() -> None:
         bed = Bed()
-        await bed.socket.open()
+        await opened(bed.socket)
         why = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "dlrover_run", "why", "--json", f"--rdzv-id={INFO.job}",
             stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from dlrover_run.features.operate import node_logs as worker_logs
-from dlrover_run.features.operate.node_logs import WorkerLogs, WorkerOutput
 from dlrover_run.job_status.questions import (
     MAX_NODE_BYTES,
     LogCursor,
     LogPiece,
     LogRequest,
 )
+from dlrover_run.output import read_back as worker_logs
 from dlrover_run.output import ring
+from dlrover_run.output.read_back import WorkerLogs, WorkerOutput
 
 
 class Node:

@@ -62,7 +62,8 @@ class PretendAgent:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever)
         self._thread.start()
-        asyncio.run_coroutine_threadsafe(self._socket.open(), self._loop).result(WAIT)
+        self._socket.listen()
+        asyncio.run_coroutine_threadsafe(self._socket.accept(), self._loop).result(WAIT)
 
     async def _ask(self, request: OperatorRequest | None) -> JobStatus:
         self.requests.append(request)

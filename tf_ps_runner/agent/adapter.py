@@ -34,8 +34,8 @@ from tf_ps_runner.cluster.rules import ClusterRules
 from tf_ps_runner.spec import PsJobSpec
 
 if TYPE_CHECKING:
-    from dlrover_run.features.operate.node_logs import WorkerOutput
     from dlrover_run.job_status.stacks import NodeStacks
+    from dlrover_run.output.read_back import WorkerOutput
 
 MOVE_TIMEOUT = 2.0
 """Seconds that a node which was asked to leave gives the coordinator to begin moving its tasks to other nodes. A move

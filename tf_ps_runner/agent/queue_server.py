@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
-from dlrover_run.features.operate.web.connections import ConnectionServer
+from dlrover_run.processes.connection_server import ConnectionServer
 from dlrover_run.processes.ports import bind_everywhere
 from dlrover_run.transport import auth
 from tf_ps_runner.agent import protocol

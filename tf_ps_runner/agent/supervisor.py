@@ -33,7 +33,7 @@ from tf_ps_runner.spec import PsJobSpec
 from tf_ps_runner.tf_config import proxy_exceptions, servers_of, task_variables, tf_config
 
 if TYPE_CHECKING:
-    from dlrover_run.features.operate.node_logs import WorkerOutput
+    from dlrover_run.output.read_back import WorkerOutput
     from tf_ps_runner.agent.task_watch import TaskWatch
 
 PEER_TIMEOUT = 5.0
@@ -133,7 +133,7 @@ class TaskSupervisor:
     def outputs(self) -> list[WorkerOutput]:
         """Where the output of the tasks can be read."""
         # Imported only here: a launch does not wait for it.
-        from dlrover_run.features.operate.node_logs import outputs_of
+        from dlrover_run.output.read_back import outputs_of
 
         started = ((key, task.start) for key, task in sorted(self._tasks.items()) if task.start is not None)
         return [output for key, start in started for output in outputs_of(str(key), start.outputs, start.spec.name)]

@@ -118,6 +118,14 @@ TABLE: tuple[Flag, ...] = (
 IGNORED_KEYS = frozenset(("scale_up_delay", "scale_wait", "restart_window", "early_failure_limit", "check_timeout"))
 """Keys of `--rdzv-conf` that have no effect on a job with parameter servers."""
 
+SCALE = Subcommand("tf_ps_runner.scale:scale", "Change the number of parameter servers and workers of a running job.")
+
+SUBCOMMANDS = {
+    # First in the help, and in place of that for nodes.
+    **{name: SCALE for name in OPERATOR_COMMANDS if name == "scale"},
+    **{name: command for name, command in OPERATOR_COMMANDS.items() if name != "scale"},
+}
+
 TF_PS_RUN = Program(
     name="tf-ps-run",
     launcher="tf_ps_runner.cli",
@@ -136,12 +144,7 @@ Each task gets its TF_CONFIG. Arguments after SCRIPT are passed to SCRIPT.""",
         )
     ),
     common=("ps", "workers", "evaluator", "role", "rdzv-endpoint", "rdzv-id", "max-restarts", "log-dir"),
-    subcommands={
-        "scale": Subcommand(
-            "tf_ps_runner.scale:scale", "Change the number of parameter servers and workers of a running job."
-        ),
-        **OPERATOR_COMMANDS,
-    },
+    subcommands=SUBCOMMANDS,
     unsupported_from="dlrover-run",
     unsupported={
         "nnodes": "give --ps and --workers, and --role on each machine",

@@ -11,8 +11,8 @@ import socket
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING
 
-from dlrover_run.features.operate.web.connections import ConnectionServer
 from dlrover_run.processes import unix_sockets
+from dlrover_run.processes.connection_server import ConnectionServer
 from dlrover_run.rendezvous.client import AskFailed
 
 if TYPE_CHECKING:
@@ -62,11 +62,12 @@ class AgentSocket:
         self._activity = activity
         self._recent_events = recent_events
         self._connections = ConnectionServer(self._serve, MAX_CONNECTIONS)
+        self._listener: socket.socket | None = None
         self._ending: asyncio.Future[JobEnding] | None = None
         self._watchers: set[asyncio.Task[None]] = set()
 
-    async def open(self) -> None:
-        """Listen. Raises OSError."""
+    def listen(self) -> None:
+        """Take a name, under which programs find this agent. Raises OSError."""
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             listener.bind(b"\0" + unix_sockets.new_socket_name().encode())
@@ -75,9 +76,14 @@ class AgentSocket:
         except OSError:
             listener.close()
             raise
-        self._connections.server = await asyncio.start_unix_server(
-            self._connections.accept, sock=listener, limit=MAX_REQUEST
-        )
+        self._listener = listener
+
+    async def accept(self) -> None:
+        """Begin to answer."""
+        if self._listener is not None:
+            self._connections.server = await asyncio.start_unix_server(
+                self._connections.accept, sock=self._listener, limit=MAX_REQUEST
+            )
 
     async def finish(self, end: Callable[[], JobEnding]) -> None:
         """Answer the programs that wait for the end of the job."""
@@ -89,6 +95,9 @@ class AgentSocket:
     def close(self) -> None:
         """Stop listening, and end all connections."""
         self._connections.close()
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if not _may_ask(writer.get_extra_info("socket")):

@@ -21,12 +21,12 @@ from urllib.parse import parse_qs, urlsplit
 
 import msgspec
 
-from dlrover_run.features.operate.web.connections import ConnectionServer
 from dlrover_run.features.operate.web.metrics import CONTENT_TYPE, JobFigures, render_metrics
 from dlrover_run.features.operate.web.scrapes import SCRAPES, ScrapeTimes
 from dlrover_run.job_status.history import JobHistory
 from dlrover_run.job_status.questions import StackQuery
 from dlrover_run.job_status.status import JobState, JobStatus
+from dlrover_run.processes.connection_server import ConnectionServer
 from dlrover_run.transport.messages import Answered
 
 MAX_HEAD = 8192

@@ -12,7 +12,7 @@ import os
 import stat
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from dlrover_run.coordination.records.bounds import MAX_TOTAL
 from dlrover_run.job_status.questions import (
@@ -24,9 +24,6 @@ from dlrover_run.job_status.questions import (
 from dlrover_run.output import ring
 from dlrover_run.output.destinations import Inherited, LogFile, RankStreams, Relayed
 from dlrover_run.output.run_directory import earlier_log
-
-if TYPE_CHECKING:
-    from dlrover_run.workers.specs import WorkerSpecs
 
 LOOK_INTERVAL = 0.1
 """Seconds between two looks for new output while a reader waits. A memory file gives no notice of it."""
@@ -171,12 +168,6 @@ class WorkerLogs:
         if not kept and cursor is not None and (cursor.source, cursor.offset) == (file.source, end):
             return None
         return LogPiece(LogCursor(output.worker, output.stream, file.source, end), kept, is_cut)
-
-
-def round_outputs(specs: WorkerSpecs) -> list[WorkerOutput]:
-    """The outputs of the workers of a round."""
-    placed = zip(specs.workers, specs.streams.ranks, strict=True)
-    return [output for worker, one in placed for output in outputs_of(worker.rank, one, str(one.local_rank))]
 
 
 def outputs_of(worker: int | str, planned: RankStreams, key: str) -> list[WorkerOutput]:

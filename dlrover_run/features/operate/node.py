@@ -1,0 +1,75 @@
+"""The socket of this node's agent, on which it answers operators of this machine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from dlrover_run.agent.node_feature import NodeFeature
+from dlrover_run.features.operate.agent_socket import AgentSocket
+
+if TYPE_CHECKING:
+    from dlrover_run.agent.framework import AgentServices, FrameworkAdapter
+    from dlrover_run.agent.result import JobResult
+    from dlrover_run.features.operate.protocol import AgentInfo, JobEnding, TaskProgress
+
+
+class OperatorSocket(NodeFeature):
+    """Has the socket from before the first task until the result of the job is known to all who wait for it."""
+
+    def __init__(self, services: AgentServices, tasks: FrameworkAdapter[Any]) -> None:
+        super().__init__(services, tasks)
+        self._began = time.monotonic()
+        self._socket = AgentSocket(
+            self._info,
+            services.ask,
+            self._task_progress,
+            services.ask_stacks,
+            services.read_activity,
+            services.events.lines,
+        )
+
+    def open(self) -> None:
+        try:
+            self._socket.listen()
+        except OSError as error:
+            # The job does not need it.
+            problem = error.strerror or error
+            self._services.console.info(f"warning: `status` does not find this node from here: {problem}")
+            return
+        self._services.start(self._socket.accept())
+
+    async def close(self, result: JobResult) -> None:
+        await self._socket.finish(lambda: self._ending(result))
+        self._socket.close()
+
+    def _info(self) -> AgentInfo:
+        # Imported with the first question: a launch does not wait for it.
+        from dlrover_run.features.operate.agent_info import agent_info
+
+        services = self._services
+        return agent_info(services.job, services.node_state, services.events.path, self._began)
+
+    def _ending(self, result: JobResult) -> JobEnding:
+        from dlrover_run.features.operate.protocol import JobEnding
+
+        seconds = round(time.monotonic() - self._began, 3)
+        return JobEnding(exit_code=result.exit_code, reason=result.error or result.reason, seconds=seconds)
+
+    def _task_progress(self) -> Sequence[TaskProgress]:
+        from dlrover_run.features.operate.protocol import TaskProgress
+
+        now = time.monotonic_ns()
+        return [
+            TaskProgress(
+                name=name,
+                steps=progress.steps,
+                idle=round(max(0, now - progress.at) / 1e9, 3),
+                period=period,
+            )
+            for name, (progress, period) in self._services.tick.sample().items()
+        ]
+
+
+NODE = OperatorSocket
