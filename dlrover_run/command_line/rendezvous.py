@@ -273,7 +273,7 @@ def _single_node(args: RendezvousArgs, run_id: str) -> Rendezvous:
 
 
 def _name(args: RendezvousArgs) -> str:
-    """What the user calls a job that nobody has to find by its name; empty without a name. torchrun takes any text."""
+    """The user's name of a job whose nodes need none to meet; empty without one. torchrun takes any text."""
     given = args.run_id.text
     return given if given != UNNAMED and given.isprintable() and len(given) <= values.MAX_NAME_LENGTH else ""
 
