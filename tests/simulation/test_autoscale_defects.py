@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from dlrover_run.features.autoscale.measure import observe
-from dlrover_run.features.autoscale.model import AutoscaleState, Measurement, Progress, Sizes
+from dlrover_run.features.autoscale.model import AutoscaleState, Measurement, Sizes, StepsReport
 from dlrover_run.features.autoscale.rules import AutoscaleRules
 from dlrover_run.output.log_steps import Budget, LogSteps
 from simulation.autoscale.job import Account, Ours, Published, run
@@ -184,7 +184,7 @@ def test_14_the_first_steps_of_a_size_are_not_measured() -> None:
     measurement, at, steps = Measurement(), 0.0, 0
     while len(measurement.blocks) < OBSERVATIONS:
         steps, at = steps + 1, at + (5.969 if steps == 0 else 0.25)
-        measurement = observe(AutoscaleRules(), measurement, 1, 1, Progress(steps, at), False)
+        measurement = observe(AutoscaleRules(), measurement, 1, 1, StepsReport(steps, at), False)
     assert max(measurement.blocks) - min(measurement.blocks) < 0.01
 
 

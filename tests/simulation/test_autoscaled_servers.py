@@ -11,7 +11,7 @@ from harness import only_long
 from msgspec.structs import replace
 
 from dlrover_run.features.autoscale.decide import decide
-from dlrover_run.features.autoscale.model import AutoscaleState, JobView
+from dlrover_run.features.autoscale.model import AutoscaleState, SizeView
 from simulation.parameter_servers.scaled import ScaledServersProgram
 from simulation.program import Outcome
 from simulation.scenario import simulate
@@ -50,7 +50,7 @@ def test_what_is_decided_in_a_trial_of_a_stored_plan_is_no_decision() -> None:
     run_seeds(partial(simulate, kind=PLACES["etcd"], program=NotedProgram), 15, 1)
 
 
-def choose_while_busy(rules: Any, sizes: Any, state: AutoscaleState, view: JobView, now: float) -> AutoscaleState:
+def choose_while_busy(rules: Any, sizes: Any, state: AutoscaleState, view: SizeView, now: float) -> AutoscaleState:
     return decide(rules, sizes, state, replace(view, busy=False), now)
 
 

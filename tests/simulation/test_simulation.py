@@ -31,7 +31,7 @@ from dlrover_run.coordination.records.rules import JobRules
 from dlrover_run.coordination.rounds import gathering, planned_changes, round_failures
 from dlrover_run.coordination.rounds.ranks import assign_ranks
 from dlrover_run.features.node_check.decision import steps as health_steps
-from dlrover_run.features.node_check.decision.diagnosis import Diagnosis, Finding
+from dlrover_run.features.node_check.decision.diagnosis import Diagnosis, NodeFinding
 from dlrover_run.features.node_check.decision.model import HealthStatus, NodeCheck
 from dlrover_run.features.node_check.gate import NodeCheckGate
 from dlrover_run.master.jobs import Jobs
@@ -128,13 +128,13 @@ real_take_word = AssignmentTracker.take
 
 
 def diagnose_none(check: NodeCheck, threshold: float) -> Diagnosis:
-    return Diagnosis(tuple(Finding(HealthStatus.PASSED) for _ in check.nodes))
+    return Diagnosis(tuple(NodeFinding(HealthStatus.PASSED) for _ in check.nodes))
 
 
 def diagnose_both_ends(check: NodeCheck, threshold: float) -> Diagnosis:
     found = real_diagnose(check, threshold)
     ends = {end for link in check.link_facts if link.problem for end in link.ends}
-    findings = (Finding(HealthStatus.FAULT) if place in ends else one for place, one in enumerate(found.findings))
+    findings = (NodeFinding(HealthStatus.FAULT) if place in ends else one for place, one in enumerate(found.findings))
     return dataclasses.replace(found, findings=tuple(findings))
 
 
@@ -142,7 +142,7 @@ def diagnose_alone(check: NodeCheck, threshold: float) -> Diagnosis:
     """Name only nodes that fail to compute: the others are found only by a comparison."""
     found = real_diagnose(check, threshold)
     alone = (
-        one if "comput" in one.reason and one.status is HealthStatus.FAULT else Finding(HealthStatus.PASSED)
+        one if "comput" in one.reason and one.status is HealthStatus.FAULT else NodeFinding(HealthStatus.PASSED)
         for one in found.findings
     )
     return dataclasses.replace(found, findings=tuple(alone))
@@ -150,7 +150,9 @@ def diagnose_alone(check: NodeCheck, threshold: float) -> Diagnosis:
 
 def diagnose_links_alone(check: NodeCheck, threshold: float) -> Diagnosis:
     found = real_diagnose(check, threshold)
-    quick = (Finding(HealthStatus.PASSED) if one.status is HealthStatus.STRAGGLER else one for one in found.findings)
+    quick = (
+        NodeFinding(HealthStatus.PASSED) if one.status is HealthStatus.STRAGGLER else one for one in found.findings
+    )
     return dataclasses.replace(found, findings=tuple(quick))
 
 

@@ -11,11 +11,11 @@ from dlrover_run.features.autoscale.measure import Estimate, estimate
 from dlrover_run.features.autoscale.model import (
     MAX_CRASHES,
     AutoscaleState,
-    Failure,
-    JobView,
-    Progress,
+    FailureAtSize,
     RoundClock,
     Sizes,
+    SizeView,
+    StepsReport,
 )
 from dlrover_run.features.autoscale.observer import BLOCKS_PER_REPORT, REPORTS_PER_BLOCK
 from dlrover_run.features.autoscale.rules import AutoscaleRules
@@ -56,7 +56,7 @@ def excuse(view: ClusterView, plan: Plan, cluster: Cluster) -> Plan | None:
         # The loss of a server may be why they ended. That is known in a moment.
         return plan
     last = max(loss.task.key.id for loss in failed)
-    failure = Failure(last + 1, before.workers.target)
+    failure = FailureAtSize(last + 1, before.workers.target)
     after = _decided(view, plan, cluster, before, failure)
     rest = without(cluster, *(loss.task for loss in failed))
     reasons = (*text.lost_tasks(failed), ClusterCode.EXCUSED(number=before.workers.target - CHIEFS))
@@ -80,7 +80,7 @@ def allowed_sizes(view: ClusterView) -> Sizes:
 
 
 def _decided(
-    view: ClusterView, plan: Plan, cluster: Cluster, before: ReplicaChoice, failure: Failure | None
+    view: ClusterView, plan: Plan, cluster: Cluster, before: ReplicaChoice, failure: FailureAtSize | None
 ) -> ReplicaChoice:
     rules, now = view.autoscale, view.now
     servers_now = len(tasks_of(cluster, Role.PS))
@@ -156,11 +156,11 @@ def _is_trial(cluster: Cluster, choice: ReplicaChoice) -> bool:
 
 
 def _job_view(
-    view: ClusterView, plan: Plan, cluster: Cluster, state: AutoscaleState, failure: Failure | None
-) -> JobView:
+    view: ClusterView, plan: Plan, cluster: Cluster, state: AutoscaleState, failure: FailureAtSize | None
+) -> SizeView:
     """The input of a decision about the workers. A *round* is a time in which the same tasks train."""
     trainers = [cluster.role_state(role) for role in (Role.CHIEF, Role.WORKER)]
-    return JobView(
+    return SizeView(
         round=sum(one.ids for one in trainers),
         size=_size(view, plan, cluster),
         present=CHIEFS + all_slots(view, Role.WORKER),
@@ -201,11 +201,11 @@ def _clock(view: ClusterView, plan: Plan, cluster: Cluster, state: AutoscaleStat
     return RoundClock(plan.key, round(view.now - pace.age - pace.seconds, 3))
 
 
-def _progress(view: ClusterView, plan: Plan, cluster: Cluster, state: AutoscaleState) -> Progress | None:
+def _progress(view: ClusterView, plan: Plan, cluster: Cluster, state: AutoscaleState) -> StepsReport | None:
     pace = _chief_pace(view, cluster)
     if pace is None or state.clock.key != plan.key:
         return None
-    return Progress(pace.step, max(0.0, round(state.clock.began + pace.seconds, 3)))
+    return StepsReport(pace.step, max(0.0, round(state.clock.began + pace.seconds, 3)))
 
 
 def _servers_view(view: ClusterView, cluster: Cluster, state: AutoscaleState, size: int, steady: bool) -> ServersView:

@@ -23,9 +23,9 @@ from dlrover_run.features.autoscale.model import (
     AutoscaleState,
     Ceiling,
     Condition,
-    JobView,
     SizeRecord,
     Sizes,
+    SizeView,
 )
 from dlrover_run.features.autoscale.rules import AutoscaleRules
 from dlrover_run.features.autoscale.text import AutoscaleCode
@@ -48,7 +48,7 @@ MAX_STEPS = 8
 """What follows from one view is decided in fewer steps."""
 
 
-def decide(rules: AutoscaleRules, sizes: Sizes, state: AutoscaleState, view: JobView, now: float) -> AutoscaleState:
+def decide(rules: AutoscaleRules, sizes: Sizes, state: AutoscaleState, view: SizeView, now: float) -> AutoscaleState:
     """What the autoscaler wants now, and knows. `now` is the job time, in seconds."""
     for _ in range(MAX_STEPS):
         before, state = state, _step(rules, sizes, state, view, now)
@@ -58,7 +58,7 @@ def decide(rules: AutoscaleRules, sizes: Sizes, state: AutoscaleState, view: Job
     return state
 
 
-def _step(rules: AutoscaleRules, sizes: Sizes, state: AutoscaleState, view: JobView, now: float) -> AutoscaleState:
+def _step(rules: AutoscaleRules, sizes: Sizes, state: AutoscaleState, view: SizeView, now: float) -> AutoscaleState:
     state = _follow(rules, state, view, now)
     if view.busy:
         return state
@@ -129,7 +129,7 @@ def _with(state: AutoscaleState, *reasons: Reason, **changes: Any) -> AutoscaleS
     return replace(state, reasons=reasons, **changes)
 
 
-def _change(state: AutoscaleState, view: JobView, to: int, condition: Condition, reason: Reason) -> AutoscaleState:
+def _change(state: AutoscaleState, view: SizeView, to: int, condition: Condition, reason: Reason) -> AutoscaleState:
     """The state in which another size is wanted."""
     before = view.size or state.measurement.size
     cause = state.reasons if codes(state.reasons) == (AutoscaleCode.DRIFTED.code,) else ()
@@ -140,7 +140,7 @@ def _change(state: AutoscaleState, view: JobView, to: int, condition: Condition,
 # What has happened.
 
 
-def _follow(rules: AutoscaleRules, state: AutoscaleState, view: JobView, now: float) -> AutoscaleState:
+def _follow(rules: AutoscaleRules, state: AutoscaleState, view: SizeView, now: float) -> AutoscaleState:
     """The state after what has happened: steps, the end of a round, a failure, a loss."""
     measurement = state.measurement
     trained = measurement.first_at is not None
@@ -166,7 +166,7 @@ def _follow(rules: AutoscaleRules, state: AutoscaleState, view: JobView, now: fl
     return _note_failure(rules, replace(state, measurement=after), view, now)
 
 
-def _note_failure(rules: AutoscaleRules, state: AutoscaleState, view: JobView, now: float) -> AutoscaleState:
+def _note_failure(rules: AutoscaleRules, state: AutoscaleState, view: SizeView, now: float) -> AutoscaleState:
     """A failure counts against a size that was never measured, once another one was."""
     failure = view.failure
     if failure is None or failure.round <= state.failed_round:
@@ -181,7 +181,7 @@ def _note_failure(rules: AutoscaleRules, state: AutoscaleState, view: JobView, n
 
 
 def _leave_failing(
-    rules: AutoscaleRules, sizes: Sizes, state: AutoscaleState, view: JobView, now: float
+    rules: AutoscaleRules, sizes: Sizes, state: AutoscaleState, view: SizeView, now: float
 ) -> AutoscaleState:
     """Go back from a size at which workers fail."""
     if state.target not in _failing(state, now):
@@ -202,7 +202,7 @@ def _failing(state: AutoscaleState, now: float) -> list[int]:
 # Nodes that do not come.
 
 
-def _highest(sizes: Sizes, state: AutoscaleState, view: JobView, now: float) -> int:
+def _highest(sizes: Sizes, state: AutoscaleState, view: SizeView, now: float) -> int:
     """The largest size that can be had. While nodes are missing, a job trains with those that are here, so it asks for
     none as long as workers fail at that size."""
     highest = min(sizes.most, state.ceiling.size) if now < state.ceiling.until else sizes.most
@@ -211,7 +211,7 @@ def _highest(sizes: Sizes, state: AutoscaleState, view: JobView, now: float) -> 
 
 
 def _wait_for_nodes(
-    rules: AutoscaleRules, sizes: Sizes, state: AutoscaleState, view: JobView, now: float
+    rules: AutoscaleRules, sizes: Sizes, state: AutoscaleState, view: SizeView, now: float
 ) -> AutoscaleState:
     """Fewer nodes train than wanted: wait for others, and give them up if they do not come or do not stay."""
     since = now if state.short_since is None else state.short_since
@@ -289,7 +289,7 @@ def _drifted(rules: AutoscaleRules, state: AutoscaleState, record: SizeRecord, n
     return _with(state, reason, table=(fresh,), changes=0, condition=Condition.CONTINUE, quiet_until=0.0)
 
 
-def _choose(rules: AutoscaleRules, sizes: Sizes, state: AutoscaleState, view: JobView, now: float) -> AutoscaleState:
+def _choose(rules: AutoscaleRules, sizes: Sizes, state: AutoscaleState, view: SizeView, now: float) -> AutoscaleState:
     """Choose among the sizes that can be had, and note what would be chosen if nodes came."""
     highest = _highest(sizes, state, view, now)
     after = _choose_size(rules, sizes, state, view, now, highest)
@@ -304,7 +304,7 @@ def _choose(rules: AutoscaleRules, sizes: Sizes, state: AutoscaleState, view: Jo
 
 
 def _choose_size(
-    rules: AutoscaleRules, sizes: Sizes, state: AutoscaleState, view: JobView, now: float, highest: int
+    rules: AutoscaleRules, sizes: Sizes, state: AutoscaleState, view: SizeView, now: float, highest: int
 ) -> AutoscaleState:
     """Try another size, go to the best one, or stay with it, of those up to `highest`."""
     here = view.size

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from dlrover_run.features.autoscale.model import MAX_BLOCKS, AutoscaleState, Measurement, Progress
+from dlrover_run.features.autoscale.model import MAX_BLOCKS, AutoscaleState, Measurement, StepsReport
 from dlrover_run.features.autoscale.rules import STRONG, AutoscaleRules
 
 MIN_BLOCKS = 6
@@ -40,7 +40,7 @@ class Estimate(NamedTuple):
     blocks: int
 
 
-def work_done(rules: AutoscaleRules, size: int, progress: Progress) -> float:
+def work_done(rules: AutoscaleRules, size: int, progress: StepsReport) -> float:
     """The work of a round, comparable between sizes: samples, or what stands for them."""
     if progress.samples is not None:
         return float(progress.samples)
@@ -48,7 +48,7 @@ def work_done(rules: AutoscaleRules, size: int, progress: Progress) -> float:
 
 
 def remaining_seconds(
-    rules: AutoscaleRules, state: AutoscaleState, size: int, progress: Progress | None
+    rules: AutoscaleRules, state: AutoscaleState, size: int, progress: StepsReport | None
 ) -> float | None:
     """For how many seconds the job has still to train with the size that trains; None if that is not known."""
     if progress is None or progress.left is None:
@@ -58,12 +58,12 @@ def remaining_seconds(
     rates = rates or [one.rate for one in state.table if one.size == size and one.blocks]
     if not rates:
         return None
-    left = Progress(progress.left, 0.0, None if progress.samples is None else progress.left)
+    left = StepsReport(progress.left, 0.0, None if progress.samples is None else progress.left)
     return work_done(rules, size, left) / math.exp(median(rates))
 
 
 def observe(
-    rules: AutoscaleRules, before: Measurement, round_: int, size: int, progress: Progress | None, slide: bool
+    rules: AutoscaleRules, before: Measurement, round_: int, size: int, progress: StepsReport | None, slide: bool
 ) -> Measurement:
     """The measurement with what the round has done since. It continues with another round of the same size. With
     `slide` only the most recent blocks are kept; else all of them, of growing length."""
@@ -96,7 +96,7 @@ def observe(
     return _begin(replace(now, blocks=blocks, measured=now.measured + seconds), rules, progress)
 
 
-def _begin(now: Measurement, rules: AutoscaleRules, progress: Progress) -> Measurement:
+def _begin(now: Measurement, rules: AutoscaleRules, progress: StepsReport) -> Measurement:
     return replace(now, steps=progress.steps, work=work_done(rules, now.size, progress), at=progress.at)
 
 

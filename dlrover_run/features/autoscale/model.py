@@ -63,7 +63,7 @@ class Sizes(msgspec.Struct, frozen=True):
         return math.floor(2 * math.log2(self.most // self.unit)) + 1
 
 
-class Progress(msgspec.Struct, frozen=True):
+class StepsReport(msgspec.Struct, frozen=True):
     """What the workers have done in a round: steps, which all of them make together, and samples of all workers if they
     count them. `at` is the job time of the last step, in seconds. `left` is what the job has still to train, in samples
     if they are counted, else in steps; None if that is not known."""
@@ -74,14 +74,14 @@ class Progress(msgspec.Struct, frozen=True):
     left: int | None = None
 
 
-class Failure(msgspec.Struct, frozen=True):
+class FailureAtSize(msgspec.Struct, frozen=True):
     """The last round that ended because a worker failed, and its number of nodes."""
 
     round: int
     size: int
 
 
-class JobView(msgspec.Struct, frozen=True, kw_only=True):
+class SizeView(msgspec.Struct, frozen=True, kw_only=True):
     """The job now. `round` is the number of its last round, and `size` the nodes that train in it, 0 between two
     rounds. `present` nodes could train, spares included. `remaining` is how many seconds of training are left, None if
     that is not known. Nothing is decided while the job is `busy`, as when nodes are checked or a worker has succeeded.
@@ -90,8 +90,8 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     round: int
     size: int
     present: int
-    progress: Progress | None = None
-    failure: Failure | None = None
+    progress: StepsReport | None = None
+    failure: FailureAtSize | None = None
     remaining: float | None = None
     busy: bool = False
 
@@ -285,7 +285,7 @@ class AutoscaleNodeReport(msgspec.Struct, ReportPart, frozen=True, forbid_unknow
     """What a node reports. That with rank 0 counts the steps of its first worker in the round `key`, and the samples of
     all workers of the round, by those of that worker: all make the same steps. `seconds` is the time from
     the first step that the node has seen to the last one, and `age` how long ago that was. `left` is what the job has
-    still to train, as in `Progress`. `known` is the last state
+    still to train, as in `StepsReport`. `known` is the last state
     that the node was given to keep, and `command` the result of the last run of the command that it was given."""
 
     key: RoundKey = RoundKey()

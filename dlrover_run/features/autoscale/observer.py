@@ -20,11 +20,11 @@ from dlrover_run.features.autoscale.model import (
     AutoscaleAssignment,
     AutoscaleNodeReport,
     AutoscaleState,
-    Failure,
-    JobView,
+    FailureAtSize,
     Measurement,
-    Progress,
     RoundClock,
+    SizeView,
+    StepsReport,
     recovered,
 )
 from dlrover_run.features.autoscale.rules import AutoscaleRules
@@ -51,7 +51,7 @@ class AutoscaleObserver(Observer):
 
     def observe(self, plan: Plan, members: Members, now: float) -> Observation:
         before = AutoscaleState.get(plan.parts)
-        view: JobView | None = None
+        view: SizeView | None = None
         if plan.desired is not None and plan.desired.fixed:
             # What is measured again later begins with a round of its own.
             after = replace(before, measurement=Measurement(), paused_at=None, short_since=None, clock=RoundClock())
@@ -75,7 +75,7 @@ class AutoscaleObserver(Observer):
         return Observation(after, deadlines, lines)
 
     def _command(
-        self, state: AutoscaleState, view: JobView, plan: Plan, members: Members, now: float
+        self, state: AutoscaleState, view: SizeView, plan: Plan, members: Members, now: float
     ) -> CommandRun | None:
         """The run of the command that is under way, or begins now."""
         run = state.command
@@ -88,7 +88,7 @@ class AutoscaleObserver(Observer):
         seconds, retry = self.limits.command_timeout, self.limits.retry
         return next_run(run, demand, plan.members[0].key, plan.epoch, seconds, retry, now)
 
-    def _nodes_in_all(self, state: AutoscaleState, plan: Plan, view: JobView) -> int | None:
+    def _nodes_in_all(self, state: AutoscaleState, plan: Plan, view: SizeView) -> int | None:
         """How many nodes there should be, with the spares that the user wants; None while none is to come or to go."""
         if plan.desired is not None and plan.desired.fixed:
             return plan.desired.max_nodes + self.rules.spares
@@ -127,18 +127,18 @@ class AutoscaleObserver(Observer):
         return given
 
 
-def job_view(state: AutoscaleState, plan: Plan, members: Members) -> JobView:
+def job_view(state: AutoscaleState, plan: Plan, members: Members) -> SizeView:
     """The input of a decision: the job as it is now."""
     trains = plan.phase is PlanPhase.TRAINING
     leaving = {*plan.draining, *plan.to_drain}
     size = len(plan.members)
     failed = plan.phase is PlanPhase.GATHERING and plan.failure is not None
-    return JobView(
+    return SizeView(
         round=plan.key.number,
         size=size if trains else 0,
         present=sum(one.is_available and key not in leaving for key, one in members.items()),
         progress=_progress(state, plan, members),
-        failure=Failure(plan.key.number, size) if failed else None,
+        failure=FailureAtSize(plan.key.number, size) if failed else None,
         busy=trains and _is_busy(plan, members),
     )
 
@@ -171,11 +171,11 @@ def _clock(state: AutoscaleState, plan: Plan, members: Members, now: float) -> R
     return RoundClock(plan.key, round(now - part.age - part.seconds, 3))
 
 
-def _progress(state: AutoscaleState, plan: Plan, members: Members) -> Progress | None:
+def _progress(state: AutoscaleState, plan: Plan, members: Members) -> StepsReport | None:
     part = _report(plan, members)
     if part is None or state.clock.key != plan.key:
         return None
-    return Progress(part.steps, max(0.0, round(state.clock.began + part.seconds, 3)), part.samples, part.left)
+    return StepsReport(part.steps, max(0.0, round(state.clock.began + part.seconds, 3)), part.samples, part.left)
 
 
 OBSERVER = AutoscaleObserver

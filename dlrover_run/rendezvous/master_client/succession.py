@@ -42,7 +42,7 @@ async def probe(host: str, port: int) -> Reach:
     return await reach.probe(host, port, PROBE_TIMEOUT)
 
 
-class Step(NamedTuple):
+class SuccessionStep(NamedTuple):
     """What a node does now: it tries the masters at `follow`, one after the other; with `starts` it starts a master
     when none of them takes it in, which gets the one before it. `obstacle` is why it starts none though it is
     its turn, a clause."""
@@ -103,31 +103,31 @@ class Succession:
         """The machines to probe beside that of the last master."""
         return tuple(address for address in self.candidates if address != self.place)
 
-    def step(self, own: str | None, reached: Mapping[str, Reach], rules: JobRules, now: float) -> Step:
+    def step(self, own: str | None, reached: Mapping[str, Reach], rules: JobRules, now: float) -> SuccessionStep:
         """The next step of the node with the address `own`; `reached` has what the probes came to."""
         follow = tuple(address for address in self.others if reached.get(address) is Reach.ACCEPTS)
         if own not in self.others or self._lost_at is None or self.place == own:
-            return Step(follow)
+            return SuccessionStep(follow)
         delay = rules.lost_after + START_DELAY if self._has_met else FIRST_DELAY
         turn = self._lost_at + delay + self.others.index(own) * CANDIDATE_DELAY
         at_place = reached.get(self.place)
         if now < turn or at_place is Reach.ACCEPTS:
-            return Step(follow)
+            return SuccessionStep(follow)
         # Where the machine answers and no agent on it has started a master again, the nodes there have ended. Of a
         # first node that was never met it is not known: it may start its master at any time.
         ended = int(at_place is Reach.REFUSES and self._has_met)
         starts = LostMaster(self.nodes, ended)
         if ended:
-            return Step(follow, starts)
+            return SuccessionStep(follow, starts)
         needed = max(needed_members(self.nodes, rules.min_size, 0), rules.min_size)
         if not self._had_round and needed >= self.nodes:
-            return Step(follow, obstacle=f"all {self.nodes} nodes of the job are needed for its first round")
+            return SuccessionStep(follow, obstacle=f"all {self.nodes} nodes of the job are needed for its first round")
         # That machine is lost, or this one is cut off from it. A node that is cut off from most of the others waits.
         answers = {address for address in self.candidates if reached.get(address) in (Reach.ACCEPTS, Reach.REFUSES)}
         here, all_of_them = len({own, *answers}), len(self.candidates)
         if 2 * here > all_of_them:
-            return Step(follow, starts)
-        return Step(
+            return SuccessionStep(follow, starts)
+        return SuccessionStep(
             follow,
             obstacle=f"this node reaches {here} of {all_of_them} machines of the job, too few to start the next master",
         )

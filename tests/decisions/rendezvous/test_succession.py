@@ -12,7 +12,13 @@ from dlrover_run.coordination.records.plan import PlanPhase
 from dlrover_run.coordination.records.rules import JobRules
 from dlrover_run.coordination.rounds.quorum import LostMaster, needed_members
 from dlrover_run.rendezvous.master_client.listed_hosts import ListedHosts, find_listed
-from dlrover_run.rendezvous.master_client.succession import CANDIDATE_DELAY, FIRST_DELAY, START_DELAY, Step, Succession
+from dlrover_run.rendezvous.master_client.succession import (
+    CANDIDATE_DELAY,
+    FIRST_DELAY,
+    START_DELAY,
+    Succession,
+    SuccessionStep,
+)
 from dlrover_run.rendezvous.reach import Reach
 
 A, B, C, D = "10.0.0.1", "10.0.0.2", "10.0.0.3", "10.0.0.4"
@@ -30,28 +36,28 @@ def lost(*candidates: str) -> Succession:
     return succession
 
 
-def step(own: str, now: float, candidates: tuple[str, ...] = (A, B, C), **reached: Reach) -> Step:
+def step(own: str, now: float, candidates: tuple[str, ...] = (A, B, C), **reached: Reach) -> SuccessionStep:
     addresses = {"a": A, "b": B, "c": C, "d": D}
     return lost(*candidates).step(own, {addresses[name]: reach for name, reach in reached.items()}, RULES, now)
 
 
 def test_an_agent_on_the_machine_of_the_master_has_the_first_turn() -> None:
-    assert step(B, FIRST_TURN - 0.1, a=REFUSES, c=REFUSES) == Step()
-    assert step(B, FIRST_TURN, a=REFUSES, c=REFUSES) == Step(starts=LostMaster(3, 1))
+    assert step(B, FIRST_TURN - 0.1, a=REFUSES, c=REFUSES) == SuccessionStep()
+    assert step(B, FIRST_TURN, a=REFUSES, c=REFUSES) == SuccessionStep(starts=LostMaster(3, 1))
 
 
 def test_the_candidates_have_their_turns_in_the_order_of_the_ranks() -> None:
-    assert step(C, FIRST_TURN + CANDIDATE_DELAY - 0.1, a=REFUSES, b=SILENT) == Step()
+    assert step(C, FIRST_TURN + CANDIDATE_DELAY - 0.1, a=REFUSES, b=SILENT) == SuccessionStep()
     assert step(C, FIRST_TURN + CANDIDATE_DELAY, a=REFUSES, b=SILENT).starts
-    assert step(D, FIRST_TURN + 999, a=REFUSES, b=SILENT) == Step(), "it is no candidate"
+    assert step(D, FIRST_TURN + 999, a=REFUSES, b=SILENT) == SuccessionStep(), "it is no candidate"
 
 
 def test_a_master_of_an_earlier_candidate_is_tried_first() -> None:
-    assert step(C, FIRST_TURN, a=REFUSES, b=ACCEPTS) == Step((B,))
+    assert step(C, FIRST_TURN, a=REFUSES, b=ACCEPTS) == SuccessionStep((B,))
 
 
 def test_a_silent_master_is_succeeded_only_by_a_node_that_reaches_most_machines() -> None:
-    assert step(B, FIRST_TURN, a=SILENT, c=REFUSES) == Step(starts=LostMaster(3, 0))
+    assert step(B, FIRST_TURN, a=SILENT, c=REFUSES) == SuccessionStep(starts=LostMaster(3, 0))
     assert step(B, FIRST_TURN, a=SILENT, c=SILENT).starts is None
     assert step(B, FIRST_TURN, (A, B), a=SILENT).starts is None, "half of the nodes may be alive without it"
     assert step(B, FIRST_TURN, (A, B), a=REFUSES).starts
@@ -61,7 +67,9 @@ def test_a_master_that_listens_has_no_successor() -> None:
     assert not step(B, FIRST_TURN, a=ACCEPTS, c=REFUSES).starts
 
 
-def first_step(own: str, now: float, least: int = 2, hosts: tuple[str, ...] = (A, B, C), **reached: Reach) -> Step:
+def first_step(
+    own: str, now: float, least: int = 2, hosts: tuple[str, ...] = (A, B, C), **reached: Reach
+) -> SuccessionStep:
     """The same for a node that looks since 100.0 for the first master, where the cluster lists these nodes."""
     succession = Succession()
     succession.learn_listed(ListedHosts(hosts, own), len(hosts))
@@ -74,18 +82,18 @@ def first_step(own: str, now: float, least: int = 2, hosts: tuple[str, ...] = (A
 @pytest.mark.parametrize("first", [REFUSES, SILENT])
 def test_a_first_node_that_does_not_come_is_replaced_by_the_next_one_of_the_list(first: Reach) -> None:
     turn = 100.0 + FIRST_DELAY
-    assert first_step(B, turn - 0.1, a=first, c=REFUSES) == Step()
-    assert first_step(B, turn, a=first, c=REFUSES) == Step(starts=LostMaster(3, 0)), "it may come yet"
-    assert first_step(C, turn + CANDIDATE_DELAY - 0.1, a=first, b=REFUSES) == Step()
-    assert first_step(C, turn, a=first, b=ACCEPTS) == Step((B,))
+    assert first_step(B, turn - 0.1, a=first, c=REFUSES) == SuccessionStep()
+    assert first_step(B, turn, a=first, c=REFUSES) == SuccessionStep(starts=LostMaster(3, 0)), "it may come yet"
+    assert first_step(C, turn + CANDIDATE_DELAY - 0.1, a=first, b=REFUSES) == SuccessionStep()
+    assert first_step(C, turn, a=first, b=ACCEPTS) == SuccessionStep((B,))
 
 
 def test_no_node_replaces_the_first_one_where_no_round_could_be_formed_without_it() -> None:
     late = 100.0 + FIRST_DELAY + 60
-    all_needed = Step(obstacle="all 3 nodes of the job are needed for its first round")
+    all_needed = SuccessionStep(obstacle="all 3 nodes of the job are needed for its first round")
     assert first_step(B, late, 3, a=REFUSES, c=REFUSES) == all_needed
     assert first_step(B, late, 1, a=SILENT, c=REFUSES) == all_needed, "the first node could form a round alone"
-    cut_off = Step(obstacle="this node reaches 1 of 3 machines of the job, too few to start the next master")
+    cut_off = SuccessionStep(obstacle="this node reaches 1 of 3 machines of the job, too few to start the next master")
     assert first_step(B, late, a=SILENT, c=SILENT) == cut_off
 
 

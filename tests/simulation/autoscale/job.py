@@ -11,7 +11,7 @@ from typing import Protocol
 import msgspec
 
 from dlrover_run.features.autoscale.decide import decide, find_record
-from dlrover_run.features.autoscale.model import AutoscaleState, Condition, Failure, JobView, Progress, Sizes
+from dlrover_run.features.autoscale.model import AutoscaleState, Condition, FailureAtSize, Sizes, SizeView, StepsReport
 from dlrover_run.features.autoscale.observer import BLOCKS_PER_REPORT
 from dlrover_run.features.autoscale.rules import STRONG, WEAK, AutoscaleRules
 from simulation.autoscale.published import INTERVAL, Controller, log_line
@@ -53,7 +53,7 @@ class Job:
     steps: float = 0.0
     stepped_at: float = 0.0
     step_seconds: float = 0.0
-    failure: Failure | None = None
+    failure: FailureAtSize | None = None
     failures: int = 0
     present: int = 0
 
@@ -99,8 +99,8 @@ class Ours:
         progress = None
         if job.steps >= 1 and job.size:
             samples = int(job.steps) * (64 if world.strong else 8 * job.size) if world.samples else None
-            progress = Progress(int(job.steps), round(job.stepped_at, 3), samples)
-        view = JobView(
+            progress = StepsReport(int(job.steps), round(job.stepped_at, 3), samples)
+        view = SizeView(
             round=job.round,
             size=job.size,
             present=job.present,
@@ -214,7 +214,7 @@ def run(world: World, chooser: Callable[[World], Chooser] = Ours, efficiency: fl
                 job.stepped_at = now - (job.steps - int(job.steps)) * seconds
             fails_once = world.fails_at <= now < world.fails_at + TICK
             if fails_once or (job.size in world.failing and trained_for > CRASH_AFTER):
-                job.failure = Failure(job.round, job.size)
+                job.failure = FailureAtSize(job.round, job.size)
                 job.failures += 1
                 # The rule may choose another size before the next round.
                 job.size = 0

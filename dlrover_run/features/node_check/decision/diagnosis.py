@@ -37,7 +37,7 @@ on an overloaded one a healthy node has been seen to be 4 times slower twice."""
 
 
 @dataclass(frozen=True)
-class Finding:
+class NodeFinding:
     """The diagnosis of one checked node. `tflops` and `gigabytes` are its best, 0 where there is none; `reason` is a
     clause with figures, or empty."""
 
@@ -58,7 +58,7 @@ class Diagnosis:
     doubt: a link with one of them is evidence.
     """
 
-    findings: tuple[Finding, ...]
+    findings: tuple[NodeFinding, ...]
     unresolved: tuple[int, ...] = ()
     compute_again: tuple[int, ...] = ()
     link_again: tuple[Pair, ...] = ()
@@ -142,7 +142,7 @@ class _Diagnoser:
         )
         return Diagnosis(findings, still_open, again, tuple(pairs), notes.all(), well, self._failing(findings))
 
-    def _failing(self, findings: Sequence[Finding]) -> frozenset[int]:
+    def _failing(self, findings: Sequence[NodeFinding]) -> frozenset[int]:
         at_fault = {node for node, finding in enumerate(findings) if finding.status is HealthStatus.FAULT}
         within = set(filter(self.evidence.failed_within, self.evidence.internal_links))
         without_link = {node for node, met in self.evidence.links.items() if met and not self.evidence.works(node)}
@@ -289,10 +289,12 @@ class _Diagnoser:
 
     # Reasons
 
-    def _find(self, node: int) -> Finding:
+    def _find(self, node: int) -> NodeFinding:
         evidence = self.evidence
         status, reason = self._status(node)
-        return Finding(status, evidence.computes_at(node) or 0.0, evidence.best_link(node) or 0.0, reason[:MAX_PROBLEM])
+        return NodeFinding(
+            status, evidence.computes_at(node) or 0.0, evidence.best_link(node) or 0.0, reason[:MAX_PROBLEM]
+        )
 
     def _status(self, node: int) -> tuple[HealthStatus, str]:
         tries = self.evidence.tries.get(node, ())

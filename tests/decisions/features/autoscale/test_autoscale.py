@@ -18,12 +18,12 @@ from dlrover_run.features.autoscale.model import (
     MAX_SIZES,
     AutoscaleState,
     Condition,
-    Failure,
-    JobView,
+    FailureAtSize,
     Measurement,
-    Progress,
     SizeRecord,
     Sizes,
+    SizeView,
+    StepsReport,
 )
 from dlrover_run.features.autoscale.rules import STRONG, WEAK, AutoscaleRules
 from dlrover_run.features.autoscale.search import best_size, next_size
@@ -47,15 +47,15 @@ class Steady:
         self.size, self.present, self.round, self.now, self.began = start, sizes.most, 1, 0.0, 0.0
         self.pause = 0.0
         self.remaining: float | None = None
-        self.failure: Failure | None = None
+        self.failure: FailureAtSize | None = None
         self.state = AutoscaleState()
         self.trained: list[int] = [start]
         self.seen: list[str] = []
 
-    def view(self) -> JobView:
+    def view(self) -> SizeView:
         steps = int((self.now - self.began) * self.curve[self.size] * 10)
-        progress = Progress(steps, self.began + steps / (self.curve[self.size] * 10)) if steps > 0 else None
-        return JobView(
+        progress = StepsReport(steps, self.began + steps / (self.curve[self.size] * 10)) if steps > 0 else None
+        return SizeView(
             round=self.round,
             size=self.size,
             present=self.present,
@@ -139,7 +139,7 @@ def test_a_search_that_waited_until_a_change_pays_goes_on_counting_its_changes()
 
 
 def test_what_is_left_is_known_in_seconds_once_the_size_was_measured() -> None:
-    done = Progress(100, 10.0, left=1000)
+    done = StepsReport(100, 10.0, left=1000)
     assert remaining_seconds(RULES, AutoscaleState(), 2, done) is None
     known = AutoscaleState(table=(record(2, 20.0),))
     assert remaining_seconds(RULES, known, 2, done) == pytest.approx(50)
@@ -148,7 +148,7 @@ def test_what_is_left_is_known_in_seconds_once_the_size_was_measured() -> None:
     # Steps of two nodes are twice the work; samples are counted once.
     weak = AutoscaleRules(scaling=WEAK)
     assert remaining_seconds(weak, known, 2, done) == pytest.approx(100)
-    assert remaining_seconds(weak, known, 2, Progress(100, 10.0, 800, 1000)) == pytest.approx(50)
+    assert remaining_seconds(weak, known, 2, StepsReport(100, 10.0, 800, 1000)) == pytest.approx(50)
     measured = AutoscaleState(table=known.table, measurement=Measurement(1, 2, blocks=(math.log(10.0),)))
     assert remaining_seconds(RULES, measured, 2, done) == pytest.approx(100)
 
@@ -244,7 +244,7 @@ def test_a_size_at_which_workers_fail_is_left_and_tried_once_more() -> None:
     fails: list[float] = []
     for _ in range(2000):
         if job.size == 3:
-            job.failure = Failure(job.round, 3)
+            job.failure = FailureAtSize(job.round, 3)
             fails.append(job.now)
         job.pass_time(TICK)
     assert len(fails) == 2
@@ -256,7 +256,7 @@ def test_a_size_at_which_workers_fail_is_left_and_tried_once_more() -> None:
 def test_a_failure_at_a_size_that_has_trained_is_not_of_the_size() -> None:
     job = Steady(linear(2), Sizes(1, 2), 1)
     job.pass_time(1000)
-    job.failure = Failure(job.round, 2)
+    job.failure = FailureAtSize(job.round, 2)
     job.round += 1
     job.pass_time(1000)
     assert job.trained == [1, 2]
@@ -288,7 +288,7 @@ def test_another_range_is_followed() -> None:
 
 
 def test_nothing_is_decided_while_the_job_is_busy() -> None:
-    view = JobView(round=1, size=2, present=8, progress=Progress(10_000, 1000.0), busy=True)
+    view = SizeView(round=1, size=2, present=8, progress=StepsReport(10_000, 1000.0), busy=True)
     assert decide(RULES, Sizes(1, 8), AutoscaleState(), view, 1000.0).target == 0
 
 
@@ -299,10 +299,10 @@ def test_the_batch_of_a_job_that_scales_weakly_is_limited() -> None:
 
 
 def test_work_is_samples_or_steps_of_all_nodes_or_steps() -> None:
-    progress = Progress(100, 1.0)
+    progress = StepsReport(100, 1.0)
     assert work_done(AutoscaleRules(scaling=WEAK), 4, progress) == 400
     assert work_done(AutoscaleRules(scaling=STRONG), 4, progress) == 100
-    assert work_done(AutoscaleRules(scaling=STRONG), 4, Progress(100, 1.0, 3200)) == 3200
+    assert work_done(AutoscaleRules(scaling=STRONG), 4, StepsReport(100, 1.0, 3200)) == 3200
 
 
 # Measurements.
@@ -335,14 +335,14 @@ def test_the_first_steps_of_a_round_are_not_measured() -> None:
     measurement = Measurement()
     # The first step takes a minute, each other one a second.
     for second in range(60, 200):
-        measurement = observe(RULES, measurement, 1, 2, Progress(second - 59, float(second)), False)
+        measurement = observe(RULES, measurement, 1, 2, StepsReport(second - 59, float(second)), False)
     assert set(measurement.blocks) == {0.0}
 
 
 def test_a_long_measurement_has_longer_blocks_and_a_recent_one_drops_the_oldest() -> None:
     long = recent = Measurement()
     for place in range(1, 2000):
-        progress = Progress(20 * place, 10.0 * place)
+        progress = StepsReport(20 * place, 10.0 * place)
         long = observe(RULES, long, 1, 2, progress, False)
         recent = observe(RULES, recent, 1, 2, progress, True)
     assert len(long.blocks) <= MAX_BLOCKS
@@ -415,7 +415,7 @@ def lives(draw: st.DrawFn) -> tuple[Sizes, list[float], list[tuple[float, int, b
 def test_whatever_happens_the_invariants_hold(life: tuple[Sizes, list[float], list[tuple[float, int, bool]]]) -> None:
     sizes, curve, events = life
     state, now, size, round_, began = AutoscaleState(), 0.0, sizes.most, 1, 0.0
-    failure: Failure | None = None
+    failure: FailureAtSize | None = None
     here = came = 0
     for seconds, present, fails in [*events, *[(300.0, sizes.most, False)] * 10]:
         # Nodes that come may make a size possible that was wanted before.
@@ -427,8 +427,8 @@ def test_whatever_happens_the_invariants_hold(life: tuple[Sizes, list[float], li
             if possible != size:
                 size, round_, began = possible, round_ + 1, now
             steps = int((now - began) * curve[size]) if size else 0
-            progress = Progress(steps, began + steps / curve[size]) if steps else None
-            view = JobView(round=round_, size=size, present=present, progress=progress, failure=failure)
+            progress = StepsReport(steps, began + steps / curve[size]) if steps else None
+            view = SizeView(round=round_, size=size, present=present, progress=progress, failure=failure)
             before, state = state, decide(RULES, sizes, state, view, now)
             assert state.target == 0 or state.target in sizes
             assert state.wish == 0 or (state.wish in sizes and state.wish > state.target)
@@ -443,7 +443,7 @@ def test_whatever_happens_the_invariants_hold(life: tuple[Sizes, list[float], li
             if before.condition.has_settled and state.target != before.target:
                 assert before.quiet_until <= now or size < before.target, "a search begins only after its time"
         if fails and size:
-            failure, round_, began = Failure(round_, size), round_ + 1, now
+            failure, round_, began = FailureAtSize(round_, size), round_ + 1, now
 
 
 def test_each_code_has_a_text() -> None:
