@@ -7,10 +7,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from dlrover_run.coordination.records.activity import PhaseTimes, TaskActivity
-
-WAITS = "stall.waits"
-"""The code of a task that makes no progress because of another one."""
+from dlrover_run.coordination.records.activity import WAITS, PhaseTimes, TaskActivity
 
 
 class HangingTask(msgspec.Struct, frozen=True):

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from dlrover_run.agent.reconcile import StopMode
+from dlrover_run.coordination.records.activity import WAITS
 from dlrover_run.events.records import Event, Events, WorkerResumed, WorkerStalled
 from dlrover_run.features.hangs.node.stall_report import StallReport
 from dlrover_run.features.hangs.search.detector import Resumed, StallCode, Stalled
 from dlrover_run.features.hangs.search.guilt import Finding, GuiltCode
 from dlrover_run.features.hangs.search.suspects import Suspect
-from dlrover_run.job_status.progress import WAITS
 from dlrover_run.observe.tick import Tick
 from tf_ps_runner.agent import task_watch
 from tf_ps_runner.agent.task_events import TaskEvents

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from dlrover_run.agent.framework import AgentServices
+from dlrover_run.coordination.records.activity import WAITS
 from dlrover_run.features.hangs.node.stall_report import StallReport, show_stacks
 from dlrover_run.features.hangs.node.stall_watch import StallWatch
 from dlrover_run.features.hangs.node.watch_health import WatchHealth
@@ -15,7 +16,6 @@ from dlrover_run.features.hangs.search.guilt import Finding
 from dlrover_run.features.hangs.search.outside import LearnedPauses
 from dlrover_run.features.hangs.search.suspects import Suspect
 from dlrover_run.features.hangs.settings import HangSettings
-from dlrover_run.job_status.progress import WAITS
 from dlrover_run.observe.sample import Sampler
 from dlrover_run.observe.tick import Consumer
 from dlrover_run.spec import JobSpec

@@ -32,6 +32,10 @@ StallCode = Annotated[str, Meta(pattern=r"\A[a-z0-9_.]{0,64}\Z")]
 WatchProblem = Annotated[str, Meta(max_length=200, pattern=r"\A[^\x00-\x1f\x7f]*\Z")]
 
 
+WAITS = "stall.waits"
+"""The code of a task that makes no progress because of another one."""
+
+
 class TaskActivity(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """What one task has done in this round. `period` is the seconds of one step, `data_wait` the share of the last
     seconds in which it waited for data, each None as long as it is not known. `idle` is the seconds since its last

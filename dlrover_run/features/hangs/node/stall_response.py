@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dlrover_run.agent.framework import AgentServices
+from dlrover_run.coordination.records.activity import WAITS
 from dlrover_run.events.records import WorkerResumed, WorkerStalled
 from dlrover_run.features.hangs.node.stall_report import StallReport, show_stacks
 from dlrover_run.features.hangs.search.detector import Resumed
 from dlrover_run.features.hangs.settings import StallAction
-from dlrover_run.job_status.progress import WAITS
 from dlrover_run.words.text import format_ranks
 from dlrover_run.workers.round import WorkerRound
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from dlrover_run.coordination.records.activity import WAITS
 from dlrover_run.events.records import Event, Events, WorkerResumed, WorkerStalled
 from dlrover_run.failures.causes import Cause, cause_of, describe_exit
 from dlrover_run.failures.worker_exit import WorkerExit
@@ -17,7 +18,6 @@ from dlrover_run.features.hangs.node.stall_response import StallResponse
 from dlrover_run.features.hangs.search.detector import Resumed, StallCode, Stalled
 from dlrover_run.features.hangs.search.guilt import Finding, GuiltCode
 from dlrover_run.features.hangs.settings import StallAction
-from dlrover_run.job_status.progress import WAITS
 from dlrover_run.stacks.stack import Frame, Stack, Thread
 
 LINE = Frame("/home/u/train.py", 10, "load")
