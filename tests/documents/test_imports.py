@@ -93,6 +93,13 @@ def test_a_circle_is_found_in_any_syntax(tmp_path: Path, text: str) -> None:
     assert circles(graph(tmp_path, ("sample",))) == []
 
 
+def test_what_decides_knows_nothing_of_what_people_are_shown() -> None:
+    """But for `Coordinator.status`, which asks for it."""
+    found = {(name, each) for name, each in edges(ROOT) if name.startswith("dlrover_run.coordination.")}
+    shown = {name for name, each in found if each.startswith("dlrover_run.job_status")}
+    assert shown == {"dlrover_run.coordination.coordinator"}
+
+
 FEATURE_WORDS = re.compile(
     r"autoscal|\bsurvivors?\b|straggl|(node|network).?check|checkpoint.memory|--hook\b|\bhangs\b|tensorflow|"
     r"parameter.?server|has_rounds|have_rounds",
