@@ -28,6 +28,12 @@ F_SEAL_WRITE = 0x8
 MAX_TRIED = 65536
 """Descriptors below this number are found by `open_descriptors` where there is no /proc to list them."""
 
+NO_PIDFD = (
+    "the kernel refuses pidfd_open (Linux before 5.3, or the seccomp profile of an older container runtime): the ends "
+    "of processes are learned from SIGCHLD instead"
+)
+"""The sentence that the agent shows once where `has_pidfd` is False. The job runs as with pidfds."""
+
 # Since Linux 5.0 a new call has the same number on all machines (but alpha); memfd_create is older.
 _PIDFD_SEND_SIGNAL = 424
 _PIDFD_OPEN = 434

@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING
 
 from dlrover_run import linux
 from dlrover_run.agent.framework import AdapterFactory, AgentServices
-from dlrover_run.agent.node_feature import NodeFeatures, NodeRefused
+from dlrover_run.agent.node_feature import NodeFeatures
 from dlrover_run.agent.node_state import NodeState
 from dlrover_run.agent.reconcile import reconcile
-from dlrover_run.agent.result import JobEnd, JobResult, resolve_result
+from dlrover_run.agent.result import JobEnd, JobResult, NodeRefused, resolve_result
 from dlrover_run.agent.shutdown import ShutdownRequest, received_text
+from dlrover_run.background import Group
 from dlrover_run.console.console import Console
 from dlrover_run.console.rounds import render_shutdown
 from dlrover_run.coordination.records.activity import NodeActivity
@@ -50,12 +51,6 @@ if TYPE_CHECKING:
     from dlrover_run.job_status.stacks import JobStacks, NodeStacks
     from dlrover_run.job_status.status import JobStatus
     from dlrover_run.output.read_back import WorkerLogs
-
-NO_PIDFD = (
-    "the kernel refuses pidfd_open (Linux before 5.3, or the seccomp profile of an older container runtime): the ends "
-    "of processes are learned from SIGCHLD instead"
-)
-"""The sentence that a user sees once. The job runs as with pidfds."""
 
 OpenClient = Callable[[OnChange, Callable[[str], None]], RendezvousClient]
 """Opens the rendezvous client, which gets a listener and a function that prints a line about the job."""
@@ -96,7 +91,7 @@ class Agent:
         )
         # The adapter begins to import what tasks import, which takes longer than anything else. So it comes before the
         # client, which imports as well.
-        self._background = asyncio.TaskGroup()
+        self._background = Group()
         self._features = NodeFeatures()
         self._tick = Tick(lambda: self._adapter.progress(), self._note_failed_consumer)
         self._failed_consumers: set[str] = set()
@@ -110,7 +105,7 @@ class Agent:
             shutdown=self._shutdown,
             wake=self._wake.set,
             start=lambda work: self._background.create_task(work),
-            features=self._features,
+            features_of=self._features.of,
             tick=self._tick,
             events=stream,
             ask=self._ask,
@@ -143,7 +138,7 @@ class Agent:
         self._begin_to_observe()
         self._shutdown.listen(self._parent_pipes)
         if not linux.has_pidfd():
-            self._console.info(NO_PIDFD)
+            self._console.info(linux.NO_PIDFD)
         if requeues := requeue_count(os.environ):
             self._console.info(
                 f"attempt {requeues + 1} of job {self._job.display_name}: its scheduler has started it again"
@@ -152,10 +147,7 @@ class Agent:
             async with self._background:
                 # As one of its tasks: the group has their errors in the order in which they came, the cause first.
                 self._background.create_task(self._take_part())
-        except BaseExceptionGroup as failed:
-            error = _first_error(failed)
-            if not isinstance(error, (StuckProcess, SpecError, NodeRefused, OSError)):
-                raise error from None
+        except (StuckProcess, SpecError, NodeRefused, OSError) as error:
             await self._adapter.kill()
             return await self._conclude(error)
         return await self._conclude(None)
@@ -369,9 +361,3 @@ class Agent:
         self._adapter.stop_waiting()
         # Afterwards the request has its signal, which says how long each feature has.
         asyncio.get_running_loop().call_soon(self._features.stop_waiting)
-
-
-def _first_error(failed: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The error because of which the others in the group were cancelled, if any was."""
-    first = failed.exceptions[0]
-    return _first_error(first) if isinstance(first, BaseExceptionGroup) else first

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import msgspec
 
-from dlrover_run.agent.node_feature import NodeFeatures
 from dlrover_run.agent.node_state import NodeState
 from dlrover_run.agent.reconcile import Action, DesiredTask, Key, TaskState
 from dlrover_run.agent.result import JobResult, TaskResults
@@ -40,6 +39,7 @@ if TYPE_CHECKING:
     from dlrover_run.workers.starter import Starter
 
 Result = TypeVar("Result")
+Feature = TypeVar("Feature")
 
 
 class StartWork(Protocol):
@@ -47,6 +47,12 @@ class StartWork(Protocol):
     it is waited for."""
 
     def __call__(self, work: Coroutine[Any, Any, Result], /) -> asyncio.Task[Result]: ...
+
+
+class FeaturesOf(Protocol):
+    """The features of this node that are of a class, as far as they have begun."""
+
+    def __call__(self, kind: type[Feature], /) -> list[Feature]: ...
 
 
 class AgentServices(msgspec.Struct, frozen=True):
@@ -64,7 +70,7 @@ class AgentServices(msgspec.Struct, frozen=True):
     shutdown: ShutdownRequest
     wake: Callable[[], None]
     start: StartWork
-    features: NodeFeatures
+    features_of: FeaturesOf
     tick: Tick
     events: EventStream
     ask: Callable[[OperatorRequest | None], Awaitable[JobStatus]]

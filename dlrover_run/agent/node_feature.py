@@ -17,10 +17,6 @@ if TYPE_CHECKING:
     from dlrover_run.coordination.records.report import NodeReport
 
 
-class NodeRefused(Exception):
-    """A feature keeps this node out of the job; a sentence for the user. It costs no restart."""
-
-
 class NodeFeature:
     """What a node does for one feature of its job. `tasks` are those of this node.
 
@@ -62,7 +58,7 @@ class NodeFeature:
         """End all that it has begun, its processes too. No task runs, and `result` is that of the job for this node."""
 
 
-F = TypeVar("F", bound=NodeFeature)
+F = TypeVar("F")
 
 
 class NodeFeatures:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from dlrover_run.agent.host import display_name
-from dlrover_run.agent.node_feature import NodeRefused
+from dlrover_run.agent.result import NodeRefused
 from dlrover_run.coordination.records.assignment import Assignment
 from dlrover_run.coordination.records.bounds import MAX_TRACE, MAX_WHAT
 from dlrover_run.coordination.records.plan import OVER

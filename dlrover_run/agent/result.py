@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from dlrover_run.coordination.records.assignment import Dismissal
 
 
+class NodeRefused(Exception):
+    """A feature keeps this node out of the job; a sentence for the user. It costs no restart."""
+
+
 def describe_unused(noun: str, why: str) -> str:
     """What a node says that only waited in a job that has succeeded, without having been asked for as a spare: it has
     run no `noun`, and `why` is a clause. Its exit code is 0 all the same: a scheduler that starts one node too many,

@@ -55,7 +55,7 @@ class RoundStarter:
     @property
     def features(self) -> list[WorkersFeature]:
         """The features of the job that follow its rounds."""
-        return self._services.features.of(WorkersFeature)
+        return self._services.features_of(WorkersFeature)
 
     def accept(self, assignment: Assignment, shutting_down: bool) -> None:
         """Take the latest assignment (`Lifetime.accept`)."""

@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dlrover_run.agent.framework import AgentServices, FrameworkAdapter
-from dlrover_run.agent.node_feature import NodeRefused
-from dlrover_run.agent.result import JobResult
+from dlrover_run.agent.result import JobResult, NodeRefused
 from dlrover_run.coordination.records.assignment import Assignment
 from dlrover_run.coordination.records.report import NodeReport
 from dlrover_run.coordination.records.round import RankAssignment, RoundKey

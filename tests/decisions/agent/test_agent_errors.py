@@ -7,8 +7,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from dlrover_run.agent.agent import Agent
-from dlrover_run.agent.node_feature import NodeFeature, NodeFeatures, NodeRefused
-from dlrover_run.agent.result import JobResult
+from dlrover_run.agent.node_feature import NodeFeature, NodeFeatures
+from dlrover_run.agent.result import JobResult, NodeRefused
+from dlrover_run.background import Group
 from dlrover_run.exit_reasons import ExitReason
 
 RESULT = JobResult(exit_code=0, exit_reason=ExitReason.SUCCESS, reason="")
@@ -19,7 +20,7 @@ class RefusedAgent(Agent):
     when it is cancelled because of that."""
 
     def __init__(self) -> None:
-        self.background = self._background = asyncio.TaskGroup()
+        self.background = self._background = Group()
         self.concluded: list[Exception | None] = []
         parts: Any = SimpleNamespace(
             reap=lambda: None, listen=lambda pipes: None, info=lambda line: None, open=self._pass, kill=self._pass

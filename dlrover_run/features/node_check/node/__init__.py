@@ -62,7 +62,7 @@ class NodeChecks(WorkersFeature):
         if (
             not shutting_down
             and is_free
-            and not any(one.needs_devices for one in self._services.features.of(WorkersFeature))
+            and not any(one.needs_devices for one in self._services.features_of(WorkersFeature))
         ):
             self._runner.update(part.check_task, part.health)
 

@@ -14,8 +14,7 @@ import pytest
 from scripted_agent import rank_assignment
 from virtual_loop import run_virtually
 
-from dlrover_run.agent.node_feature import NodeRefused
-from dlrover_run.agent.result import JobResult
+from dlrover_run.agent.result import JobResult, NodeRefused
 from dlrover_run.agent.shutdown import ShutdownRequest
 from dlrover_run.cli import parse
 from dlrover_run.coordination.records.assignment import Assignment
@@ -240,7 +239,7 @@ def test_a_health_check_waits_for_the_commands_after_a_failure(play: Callable[[S
         services: Any = SimpleNamespace(
             node_state=one.state,
             shutdown=SimpleNamespace(wanted=True),
-            features=SimpleNamespace(of=lambda kind: [one.hooks, checks]),
+            features_of=lambda kind: [one.hooks, checks],
         )
         tasks: Any = SimpleNamespace(idle=True)
         WorkersFeature.__init__(checks, services, tasks)
