@@ -30,8 +30,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from simulation.autoscale.played import kept as kept_worlds
 from simulation.autoscale.played import table as worlds_table
 
+from dlrover_run.events.reader import NoEventLog, merged, read_logs
 from dlrover_run.events.records import RoundClosed, RoundFormed, WorkerReady
-from dlrover_run.features.inspect.reader import NoEventLog, merged, read_logs
 
 CURVES = {
     "linear": (50.0, 100.0, 150.0, 200.0),

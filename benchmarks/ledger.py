@@ -25,9 +25,9 @@ from core.steps import read_steps
 from core.storms import Storm, survive
 from core.truth import PHASES, Note, Pair, Plan, compare, delays, plan_of, read_notes, truth_of, with_kernel_times
 
-from dlrover_run.features.inspect.ledger import Ledger, build_ledger
-from dlrover_run.features.inspect.reader import AgentLog, NoEventLog, read_logs
-from dlrover_run.features.inspect.timeline import TimePhase
+from dlrover_run.events.ledger import Ledger, build_ledger
+from dlrover_run.events.reader import AgentLog, NoEventLog, read_logs
+from dlrover_run.events.timeline import TimePhase
 
 SEEDS = 100
 CHAOS = "chaos"

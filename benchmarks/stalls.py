@@ -25,8 +25,8 @@ from stall_matrix.kinds import BY_NAME, CALMS, FAULTS, INNOCENTS, REPETITIONS, F
 from stall_matrix.report import markdown
 from stall_matrix.trial import Trial, outcome, trial_of
 
+from dlrover_run.events.reader import NoEventLog, merged, read_logs
 from dlrover_run.events.records import WorkerStalled
-from dlrover_run.features.inspect.reader import NoEventLog, merged, read_logs
 from dlrover_run.features.local_nodes import network
 from dlrover_run.observe.processes import read_process
 from dlrover_run.processes.tree import children_of

@@ -74,7 +74,7 @@ DEFECTS = {
         "test_progress_interleavings.py::test_the_last_complete_record_is_read_between_any_two_stores",
     ),
     "work that a worker has kept counts as lost": Defect(
-        "dlrover_run/features/inspect/ledger.py",
+        "dlrover_run/events/ledger.py",
         "            case WorkerKept():\n                self._at_stake = None\n",
         "",
         "test_event_ledger.py::test_the_seconds_of_each_phase",

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from core.process_events import Life, moment
+from dlrover_run.events.ledger import Ledger
+from dlrover_run.events.reader import AgentLog
 from dlrover_run.events.records import CheckpointSeen, WorkerExited, WorkerReady
-from dlrover_run.features.inspect.ledger import Ledger
-from dlrover_run.features.inspect.reader import AgentLog
-from dlrover_run.features.inspect.timeline import TimePhase
+from dlrover_run.events.timeline import TimePhase
 
 PHASES: Mapping[str, TimePhase] = {
     "start": TimePhase.IMPORT,

@@ -30,8 +30,8 @@ from dlrover_run.events.records import (
 )
 
 if TYPE_CHECKING:
-    from dlrover_run.features.inspect.ledger import PlaceTimes
-    from dlrover_run.features.inspect.timeline import TimePhase
+    from dlrover_run.events.ledger import PlaceTimes
+    from dlrover_run.events.timeline import TimePhase
 
 MAX_CHECKPOINTS = 64
 """Checkpoints that are kept: a worker that goes back to an earlier one has its work from there on counted as done."""
@@ -96,8 +96,8 @@ class LiveLedger(Events):
         )
 
     def _places(self) -> list[PlaceTimes]:
-        from dlrover_run.features.inspect.ledger import agent_times
-        from dlrover_run.features.inspect.reader import AgentLog
+        from dlrover_run.events.ledger import agent_times
+        from dlrover_run.events.reader import AgentLog
 
         # An event without a meaning: the phases that hold now reach up to it. A microsecond shows one that begins now.
         log = AgentLog(self._opened, (*self._events, Event(mono=self._clock() + 1e-6)))
@@ -105,13 +105,13 @@ class LiveLedger(Events):
 
     def _totals(self, places: list[PlaceTimes]) -> dict[TimePhase, int]:
         """Microseconds in each phase, those of the rounds that were added up included."""
-        from dlrover_run.features.inspect.ledger import Ledger
+        from dlrover_run.events.ledger import Ledger
 
         return {phase: spent + self._past.get(phase, 0) for phase, spent in Ledger(tuple(places)).totals().items()}
 
     def _forget_stall(self) -> None:
         """Keep of the first stall that is over its time alone: a round of weeks may have very many."""
-        from dlrover_run.features.inspect.timeline import TimePhase, microseconds
+        from dlrover_run.events.timeline import TimePhase, microseconds
 
         begun: dict[int, int] = {}
         for place, event in enumerate(self._events):

@@ -20,7 +20,7 @@ from test_master_web import TOKEN, ask, body, with_web
 from dlrover_run.coordination.records.activity import MemoryUse, NodeActivity, PhaseTimes
 from dlrover_run.coordination.records.rules import JobRules
 from dlrover_run.coordination.records.size_choice import MeasuredSize, SizeChoice, WantedServers
-from dlrover_run.features.inspect.timeline import TimePhase
+from dlrover_run.events.timeline import TimePhase
 from dlrover_run.features.operate.web import server as web
 from dlrover_run.features.operate.web.server import PAGE, WebServer
 

@@ -57,11 +57,11 @@ from stall_matrix import report as stall_report
 from stall_matrix import trial as stall_trial
 from tf_recovery import OF_WORKER
 
+from dlrover_run.events.ledger import Ledger, PlaceTimes
+from dlrover_run.events.reader import AgentLog
 from dlrover_run.events.records import CheckpointSeen, LogOpened, WorkerExited, WorkerReady, WorkerStalled
+from dlrover_run.events.timeline import TimePhase, TimeSegment
 from dlrover_run.features.hangs.search.guilt import GuiltCode
-from dlrover_run.features.inspect.ledger import Ledger, PlaceTimes
-from dlrover_run.features.inspect.reader import AgentLog
-from dlrover_run.features.inspect.timeline import TimePhase, TimeSegment
 
 ROOT = Path(__file__).resolve().parents[2]
 SECOND = 1_000_000_000

@@ -18,8 +18,8 @@ import ledger
 from core.run import NANOSECOND, Run
 from core.truth import PHASES, End, Plan, compare, plan_of, read_notes, truth_of
 
-from dlrover_run.features.inspect.ledger import build_ledger
-from dlrover_run.features.inspect.timeline import TimePhase
+from dlrover_run.events.ledger import build_ledger
+from dlrover_run.events.timeline import TimePhase
 
 LATE = 0.1
 """Seconds of a round for which a worker that ends may still run, and count, on a machine with other work. On an idle

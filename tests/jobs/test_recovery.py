@@ -13,10 +13,10 @@ import psutil
 import pytest
 from harness import OURS, WAIT, WORKERS, Mailbox, finish, launch, start
 
+from dlrover_run.events.ledger import build_ledger
+from dlrover_run.events.reader import read_logs
 from dlrover_run.events.records import WorkerExited
-from dlrover_run.features.inspect.ledger import build_ledger
-from dlrover_run.features.inspect.reader import read_logs
-from dlrover_run.features.inspect.timeline import TimePhase
+from dlrover_run.events.timeline import TimePhase
 from dlrover_run.features.inspect.why import Question, explain
 from dlrover_run.processes.process import ManagedProcess, ProcessSpec, spawn
 

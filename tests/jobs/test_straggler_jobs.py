@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from harness import Mailbox, finish, launch
 
+from dlrover_run.events.reader import NoEventLog, merged, read_logs
 from dlrover_run.events.records import StragglerFound
-from dlrover_run.features.inspect.reader import NoEventLog, merged, read_logs
 from dlrover_run.features.inspect.why import Question, explain
 
 pytestmark = [pytest.mark.torchrun, pytest.mark.long]

@@ -15,9 +15,9 @@ import psutil
 import pytest
 from harness import WAIT, WORKERS, Finished, Mailbox, agent_of, finish, kill_leftovers, launch, still_alive, watched
 
-from dlrover_run.features.inspect.ledger import build_ledger
-from dlrover_run.features.inspect.reader import read_logs
-from dlrover_run.features.inspect.timeline import TimePhase
+from dlrover_run.events.ledger import build_ledger
+from dlrover_run.events.reader import read_logs
+from dlrover_run.events.timeline import TimePhase
 
 KEEP = ("--survivors=keep", "--max-restarts=9")
 

@@ -17,8 +17,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from dlrover_run import exit_codes
 from dlrover_run.events import records
+from dlrover_run.events.reader import AgentLog
 from dlrover_run.events.writer import EventFile
-from dlrover_run.features.inspect.reader import AgentLog
 from dlrover_run.features.inspect.spans import UNFINISHED, build_trace
 from dlrover_run.features.operate.asker import REFUSED
 from dlrover_run.words.reasons import sentence

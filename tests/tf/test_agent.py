@@ -23,10 +23,10 @@ from doc_pages import README, ROOT, blocks, commands
 from harness import WAIT, Mailbox, finish, kill_leftovers, only_long, still_alive, watched
 from pretended import PRETEND, Job, agent_of, scale
 
+from dlrover_run.events.ledger import build_ledger
+from dlrover_run.events.reader import read_logs
 from dlrover_run.events.records import CheckpointRestored, WorkerFailed, WorkerStarted
 from dlrover_run.failures.causes import Cause
-from dlrover_run.features.inspect.ledger import build_ledger
-from dlrover_run.features.inspect.reader import read_logs
 from tf_ps_runner.memory.task_cgroup import find_cgroup_parent
 
 StartJob = Callable[..., Job]

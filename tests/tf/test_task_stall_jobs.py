@@ -14,10 +14,10 @@ from pathlib import Path
 from harness import WAIT, Finished, run
 from pretended import PRETEND, SERVERS, Job
 
+from dlrover_run.events.reader import read_logs
 from dlrover_run.events.records import WorkerFailed, WorkerResumed, WorkerStalled, WorkerStarted
 from dlrover_run.failures.causes import Cause
 from dlrover_run.features.hangs.search.guilt import GuiltCode
-from dlrover_run.features.inspect.reader import read_logs
 
 StartJob = Callable[..., Job]
 

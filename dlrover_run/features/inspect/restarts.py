@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from dlrover_run.events.ledger import agent_times, build_ledger, checkpoints_elsewhere
+from dlrover_run.events.reader import AgentLog, merged
 from dlrover_run.events.records import (
     AgentEnded,
     Event,
@@ -18,11 +20,9 @@ from dlrover_run.events.records import (
     WorkerResources,
     WorkerStarted,
 )
+from dlrover_run.events.timeline import MICROSECONDS, TimePhase
 from dlrover_run.failures.causes import Cause
 from dlrover_run.features.inspect.answers import WhyCode, clock_text
-from dlrover_run.features.inspect.ledger import agent_times, build_ledger, checkpoints_elsewhere
-from dlrover_run.features.inspect.reader import AgentLog, merged
-from dlrover_run.features.inspect.timeline import MICROSECONDS, TimePhase
 from dlrover_run.words.reasons import Reasons
 
 GIB = 2**30

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import NamedTuple
 
+from dlrover_run.events.ledger import Ledger
+from dlrover_run.events.reader import AgentLog
 from dlrover_run.events.records import (
     AgentEnded,
     JobEnded,
@@ -17,11 +19,9 @@ from dlrover_run.events.records import (
     WorkerExited,
     WorkerProgress,
 )
+from dlrover_run.events.timeline import MICROSECONDS, TimePhase
 from dlrover_run.features.inspect.answers import WhyCode, clock_text
-from dlrover_run.features.inspect.ledger import Ledger
-from dlrover_run.features.inspect.reader import AgentLog
 from dlrover_run.features.inspect.restarts import last_round
-from dlrover_run.features.inspect.timeline import MICROSECONDS, TimePhase
 from dlrover_run.words.reasons import Reasons
 
 STRAGGLER_MARGIN = 0.1

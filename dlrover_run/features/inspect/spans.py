@@ -14,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 import msgspec
 
 from dlrover_run.events import records
-from dlrover_run.features.inspect.reader import AgentLog
+from dlrover_run.events.reader import AgentLog
 from dlrover_run.features.inspect.text import describe
 from dlrover_run.words.reasons import render
 

@@ -8,6 +8,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 
+from dlrover_run.events.ledger import PlaceTimes, agent_times, build_ledger, is_spare
+from dlrover_run.events.reader import AgentLog, merged
 from dlrover_run.events.records import (
     AgentEnded,
     JobEnded,
@@ -19,12 +21,10 @@ from dlrover_run.events.records import (
     WorkerStalled,
     WorkerStarted,
 )
+from dlrover_run.events.timeline import MICROSECONDS, TimePhase
 from dlrover_run.features.inspect.answers import WhyAnswer, WhyCode, clock_text
-from dlrover_run.features.inspect.ledger import PlaceTimes, agent_times, build_ledger, is_spare
-from dlrover_run.features.inspect.reader import AgentLog, merged
 from dlrover_run.features.inspect.restarts import failures, last_restart, last_round, last_task_failure
 from dlrover_run.features.inspect.slow import shares, stragglers
-from dlrover_run.features.inspect.timeline import MICROSECONDS, TimePhase
 from dlrover_run.words.reasons import Code, Reason, Reasons, sentence, shown_names
 
 

@@ -39,7 +39,7 @@ from dlrover_run.words.reasons import shown_names
 from dlrover_run.words.text import join_names
 
 if TYPE_CHECKING:
-    from dlrover_run.features.inspect.reader import AgentLog
+    from dlrover_run.events.reader import AgentLog
     from dlrover_run.features.operate.ended import EndedJob
 
 NO_JOB = 3

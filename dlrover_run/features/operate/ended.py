@@ -9,9 +9,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
+from dlrover_run.events.reader import AgentLog, merged, read_head, read_log, runs_of
 from dlrover_run.events.records import FILE_NAME, AgentEnded, JobEnded, RoundFormed
 from dlrover_run.events.state_directory import name_prefix, state_directory
-from dlrover_run.features.inspect.reader import AgentLog, merged, read_head, read_log, runs_of
 from dlrover_run.words.reasons import Code
 
 RECENT = 24 * 3600.0

@@ -24,8 +24,8 @@ from dlrover_run.words.reasons import Reasons, sentence
 from dlrover_run.words.text import counted
 
 if TYPE_CHECKING:
+    from dlrover_run.events.reader import AgentLog
     from dlrover_run.features.inspect.answers import WhyAnswer
-    from dlrover_run.features.inspect.reader import AgentLog
     from dlrover_run.features.inspect.why import Question
     from dlrover_run.features.operate.find import FoundJob
 
@@ -78,8 +78,8 @@ async def why(
 
 def _about_steps(logs: Sequence[AgentLog], question: Question, answer: WhyAnswer, job: FoundJob | None) -> str:
     """What the answer cannot show because no steps are counted; empty if it does not matter."""
+    from dlrover_run.events.ledger import knows_steps
     from dlrover_run.features.inspect.answers import WhyCode
-    from dlrover_run.features.inspect.ledger import knows_steps
     from dlrover_run.features.inspect.why import Question
 
     if knows_steps(logs):

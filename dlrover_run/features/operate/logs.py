@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dlrover_run.command_line import values
-from dlrover_run.events.records import FILE_NAME, WorkerFailed
-from dlrover_run.features.inspect.ledger import build_ledger, knows_steps
-from dlrover_run.features.inspect.reader import (
+from dlrover_run.events.ledger import build_ledger, knows_steps
+from dlrover_run.events.reader import (
     AgentLog,
     Entry,
     NoEventLog,
@@ -22,6 +21,7 @@ from dlrover_run.features.inspect.reader import (
     parse_log,
     read_logs,
 )
+from dlrover_run.events.records import FILE_NAME, WorkerFailed
 from dlrover_run.features.operate.find import FoundJob
 from dlrover_run.features.operate.protocol import AgentInfo
 from dlrover_run.features.operate.text import Effectiveness

@@ -14,6 +14,7 @@ import msgspec
 import pytest
 
 from dlrover_run.events import writer
+from dlrover_run.events.reader import AgentLog, NoEventLog, latest_run, merged, read_logs
 from dlrover_run.events.records import (
     FILE_NAME,
     SCHEMA,
@@ -27,7 +28,6 @@ from dlrover_run.events.records import (
     WorkerFailed,
 )
 from dlrover_run.events.writer import EventFile, EventWriter
-from dlrover_run.features.inspect.reader import AgentLog, NoEventLog, latest_run, merged, read_logs
 
 NOW = datetime(2026, 11, 22, 4, 12, 31, 337000, tzinfo=UTC)
 FAILED = WorkerFailed(round=1, rank=0, local_rank=0, pid=9, code=1, cause="exception", what="raised KeyError: 1")

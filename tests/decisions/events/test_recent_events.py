@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from pathlib import Path
 
+from dlrover_run.events.reader import AgentLog, parse_log
 from dlrover_run.events.recent import RecentEvents
 from dlrover_run.events.records import (
     ERROR,
@@ -18,7 +19,6 @@ from dlrover_run.events.records import (
     WorkerProgress,
 )
 from dlrover_run.events.writer import EventFile, EventWriter
-from dlrover_run.features.inspect.reader import AgentLog, parse_log
 from dlrover_run.features.operate.logs import written_logs
 from dlrover_run.features.operate.protocol import AgentInfo
 

@@ -13,11 +13,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from dlrover_run.events.ledger import build_ledger
+from dlrover_run.events.reader import AgentLog, read_logs
 from dlrover_run.events.records import NodeWaiting, RoundFormed, WorkerStarted
+from dlrover_run.events.timeline import MICROSECONDS, TimePhase
 from dlrover_run.features.inspect.answers import WhyCode
-from dlrover_run.features.inspect.ledger import build_ledger
-from dlrover_run.features.inspect.reader import AgentLog, read_logs
-from dlrover_run.features.inspect.timeline import MICROSECONDS, TimePhase
 from dlrover_run.features.inspect.why import Question, explain
 
 RECORDED = Path(__file__).parent / "recorded_events"

@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 import msgspec
 import pytest
 
+from dlrover_run.events.reader import AgentLog
 from dlrover_run.events.records import (
     AgentEnded,
     CheckpointSeen,
@@ -30,7 +31,6 @@ from dlrover_run.events.records import (
 )
 from dlrover_run.features.hangs.stragglers.finding import Straggler
 from dlrover_run.features.inspect.answers import WhyAnswer, WhyCode
-from dlrover_run.features.inspect.reader import AgentLog
 from dlrover_run.features.inspect.why import Question, explain
 from dlrover_run.words.reasons import Code, Reason
 

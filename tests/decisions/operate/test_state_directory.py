@@ -13,10 +13,10 @@ import pytest
 
 from dlrover_run.command_line.program import DLROVER_RUN
 from dlrover_run.events import state_directory
+from dlrover_run.events.reader import AgentLog, latest_run, other_runs, read_logs, runs_of
 from dlrover_run.events.records import AgentEnded, JobEnded, LogOpened, RoundFormed, StopRequested
 from dlrover_run.events.state_directory import KeptFile, file_name, name_prefix, prepare, superfluous
 from dlrover_run.events.writer import EventFile, EventWriter
-from dlrover_run.features.inspect.reader import AgentLog, latest_run, other_runs, read_logs, runs_of
 from dlrover_run.features.operate import asker, completion, ended
 from dlrover_run.features.operate.ended import EndedJobs
 from dlrover_run.features.operate.find import JobElsewhere

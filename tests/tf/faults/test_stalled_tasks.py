@@ -15,8 +15,8 @@ import pytest
 from harness import WAIT, environment
 from job import RESTORED, Node
 
+from dlrover_run.events.reader import merged, read_logs
 from dlrover_run.events.records import Event, WorkerReady, WorkerStalled, WorkerStarted
-from dlrover_run.features.inspect.reader import merged, read_logs
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.long]
 

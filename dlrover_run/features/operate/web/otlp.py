@@ -23,8 +23,8 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import NonRecordingSpan, SpanContext, Status, StatusCode, TraceFlags, set_span_in_context
 
 from dlrover_run.command_line import values
+from dlrover_run.events.reader import AgentLog
 from dlrover_run.events.records import ERROR, WARNING, LogOpened, name_of
-from dlrover_run.features.inspect.reader import AgentLog
 from dlrover_run.features.inspect.spans import Record, Span, attributes_of, build_trace, trace_id
 from dlrover_run.features.inspect.text import describe
 from dlrover_run.rendezvous.client import AskFailed

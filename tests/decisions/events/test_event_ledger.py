@@ -12,7 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlrover_run.events import live
+from dlrover_run.events.ledger import Ledger, build_ledger
 from dlrover_run.events.live import MAX_CHECKPOINTS, LiveLedger
+from dlrover_run.events.reader import AgentLog, parse_log
 from dlrover_run.events.records import (
     AgentEnded,
     CheckEnded,
@@ -38,9 +40,7 @@ from dlrover_run.events.records import (
     WorkerStalled,
     WorkerStarted,
 )
-from dlrover_run.features.inspect.ledger import Ledger, build_ledger
-from dlrover_run.features.inspect.reader import AgentLog, parse_log
-from dlrover_run.features.inspect.timeline import TimePhase
+from dlrover_run.events.timeline import TimePhase
 
 BEGAN = datetime(2026, 11, 22, 4, 0, tzinfo=UTC)
 STAGES = ("store", "step")

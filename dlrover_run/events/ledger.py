@@ -16,6 +16,7 @@ from datetime import datetime
 
 import msgspec
 
+from dlrover_run.events.reader import AgentLog
 from dlrover_run.events.records import (
     AgentEnded,
     CheckEnded,
@@ -38,8 +39,7 @@ from dlrover_run.events.records import (
     WorkerStalled,
     WorkerStarted,
 )
-from dlrover_run.features.inspect.reader import AgentLog
-from dlrover_run.features.inspect.timeline import Timeline, TimePhase, TimeSegment, joined, microseconds
+from dlrover_run.events.timeline import Timeline, TimePhase, TimeSegment, joined, microseconds
 from dlrover_run.words.reasons import Code
 
 _STAGES = {"store": TimePhase.INIT, "step": TimePhase.TRAIN}
