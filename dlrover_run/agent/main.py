@@ -11,7 +11,7 @@ from functools import partial
 
 from msgspec.structs import replace
 
-from dlrover_run import exit_codes
+from dlrover_run import exit_codes, launch_request
 from dlrover_run.agent.agent import Agent
 from dlrover_run.agent.framework import AdapterFactory
 from dlrover_run.agent.host import display_name
@@ -22,6 +22,8 @@ from dlrover_run.coordination.records.round import Failure
 from dlrover_run.events.event_log import log_opened, open_event_log
 from dlrover_run.events.recent import RecentEvents
 from dlrover_run.exit_reasons import ExitReason
+from dlrover_run.failures.causes import summarize_error
+from dlrover_run.failures.guard import guarded
 from dlrover_run.failures.worker_exit import WorkerExit
 from dlrover_run.output.relay_client import RelayClient
 from dlrover_run.output.run_directory import RunDir, make_temp_dir, remove_run_dir
@@ -70,8 +72,6 @@ async def run_agent(
     tree.end_children(set() if agent is None else agent.pids_to_spare)
     remove_run_dir(run_dir)
     if result_fd is not None:
-        from dlrover_run import launch_request
-
         # The process that reads the result may have ended, and that may be why this node ends.
         with contextlib.suppress(BrokenPipeError), open(result_fd, "wb") as file:
             file.write(launch_request.encode(result))
@@ -98,7 +98,6 @@ def _without_paths(result: JobResult) -> JobResult:
 
 
 def _hint(job: JobSpec, root: WorkerExit | None) -> str:
-    from dlrover_run.failures.causes import summarize_error
     from dlrover_run.failures.other_environment import explain_missing_module
 
     error = None if root is None else summarize_error(root)
@@ -114,7 +113,6 @@ def _print_result(job: JobSpec, result: JobResult, console: Console) -> None:
     if root is None:
         return
     from dlrover_run.console.failure_report import FailureReport, render_failure, render_remote_failure
-    from dlrover_run.failures.guard import guarded
 
     # No other node prints the report of a failure of this one, whatever the coordinator knows of it.
     if isinstance(root, Failure) and not result.failed_here and not is_verbose(os.environ):

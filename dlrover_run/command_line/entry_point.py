@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dlrover_run import exit_codes
-from dlrover_run.command_line import values
+from dlrover_run.command_line import credentials, values
 from dlrover_run.command_line.flags import CURRENT_SHELL
 from dlrover_run.command_line.parse import CommandLine, parse_argv
 from dlrover_run.command_line.program import Program
@@ -33,8 +33,6 @@ def run(program: Program, argv: Sequence[str] | None = None) -> int:
     job = job_or_code(program, argv)
     if isinstance(job, int):
         return job
-    from dlrover_run.command_line import credentials
-
     credentials.scrub_environment()
     try:
         return int(_launcher(program).launch(job))

@@ -14,6 +14,7 @@ from dlrover_run.agent.host import display_name, launcher_pid
 from dlrover_run.coordination.records.assignment import Assignment
 from dlrover_run.coordination.records.parts import PROGRAM
 from dlrover_run.coordination.records.plan import OVER, PlanPhase
+from dlrover_run.events import state_directory
 from dlrover_run.events.records import (
     FILE_NAME,
     NO_EVENTS,
@@ -27,6 +28,8 @@ from dlrover_run.events.records import (
     RoundClosed,
     RoundFormed,
 )
+from dlrover_run.events.state_directory import file_name
+from dlrover_run.events.writer import EventFile, EventWriter
 from dlrover_run.output.run_directory import RunDir
 from dlrover_run.processes import tree
 from dlrover_run.spec import JobSpec
@@ -45,9 +48,6 @@ def open_event_log(job: JobSpec, run_dir: RunDir, program: str, warn: Callable[[
     path = event_log_path(job, run_dir)
     if path is None:
         return NO_EVENTS
-    from dlrover_run.events import state_directory
-    from dlrover_run.events.writer import EventFile, EventWriter
-
     kept = _kept_path(job)
     if kept is not None and path == kept:
         prepare = partial(state_directory.prepare, kept.parent)
@@ -59,17 +59,13 @@ def open_event_log(job: JobSpec, run_dir: RunDir, program: str, warn: Callable[[
 
 
 def _note_place(kept: Path, path: Path) -> None:
-    from dlrover_run.events import state_directory
-
     with contextlib.suppress(OSError):
         state_directory.prepare(kept.parent, kept.name, path)
 
 
 def _kept_path(job: JobSpec) -> Path | None:
     """The log that an agent keeps without a flag."""
-    from dlrover_run.events.state_directory import file_name, state_directory
-
-    directory = state_directory(os.environ)
+    directory = state_directory.state_directory(os.environ)
     return None if directory is None else directory / file_name(job.display_name, display_name(job), os.getpid())
 
 
@@ -102,8 +98,6 @@ def event_log_path(job: JobSpec, run_dir: RunDir) -> Path | None:
     if job.journal == os.devnull:
         return None
     if job.journal is not None:
-        from dlrover_run.events.state_directory import file_name
-
         return Path(job.journal, file_name(job.display_name, display_name(job), os.getpid()))
     if job.logs.log_dir and run_dir.keep and run_dir.path is not None:
         return Path(run_dir.path, FILE_NAME)

@@ -20,6 +20,7 @@ from dlrover_run.coordination.records.round import NodeKey
 from dlrover_run.coordination.records.rules import JobRules
 from dlrover_run.coordination.rounds.quorum import LostMaster
 from dlrover_run.coordination.take_over import misfit
+from dlrover_run.job_status import stacks
 from dlrover_run.job_status.history import JobHistory
 from dlrover_run.job_status.questions import StackQuery
 from dlrover_run.job_status.status import JobStatus
@@ -160,8 +161,6 @@ class Jobs:
 
     async def stacks(self, name: str, query: StackQuery) -> Answered:
         """The stacks of the workers of a job, from the nodes that answer in time."""
-        from dlrover_run.job_status import stacks
-
         job = self._jobs.get(name)
         if job is None:
             return self._no_job(name)

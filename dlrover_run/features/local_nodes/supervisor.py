@@ -15,7 +15,7 @@ from functools import partial
 
 from msgspec.structs import replace
 
-from dlrover_run import exit_codes
+from dlrover_run import exit_codes, launch_request
 from dlrover_run.agent.host import explain_os_error
 from dlrover_run.agent.result import JobResult
 from dlrover_run.console.console import Console
@@ -89,8 +89,6 @@ async def _supervise(
         # The relay has ended.
         os.write(2, f"dlrover-run: {tree.describe_refused(refused)}\n".encode())
     if result_fd is not None:
-        from dlrover_run import launch_request
-
         # The process that reads the result may have ended, and that may be why the nodes end.
         with contextlib.suppress(BrokenPipeError), open(result_fd, "wb") as file:
             file.write(launch_request.encode(replace(result, exit_code=code)))
