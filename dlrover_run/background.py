@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from types import TracebackType
 from typing import Any, TypeVar
@@ -58,6 +59,31 @@ class Background:
         self._tasks.discard(task)
         if not task.cancelled() and isinstance(error := task.exception(), Exception):
             self._failed(error)
+
+
+async def every(
+    seconds: float, function: Callable[[], object], failed: Callable[[Exception], None], *, first: float = 0.0
+) -> None:
+    """Call `function`, which may be async, `first` seconds from now and then `seconds` after each of its ends, until
+    this is cancelled. To be run in a group or a `Background`.
+
+    An error of it does not end this: `failed` is called with it, and is called again only after a success. Not for a
+    loop that ends by itself or with an error, nor for one that computes its pause, such as the watch for a stall of
+    this process, which must be on time.
+    """
+    has_failed = False
+    await asyncio.sleep(first)
+    while True:
+        try:
+            result = function()
+            if inspect.isawaitable(result):
+                await result
+            has_failed = False
+        except Exception as error:
+            if not has_failed:
+                failed(error)
+            has_failed = True
+        await asyncio.sleep(seconds)
 
 
 @contextlib.asynccontextmanager

@@ -36,8 +36,5 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 def run_virtually(main: Coroutine[Any, Any, Answer]) -> Answer:
     """As `asyncio.run`, in virtual time."""
-    loop = VirtualLoop()
-    try:
-        return loop.run_until_complete(main)
-    finally:
-        loop.close()
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        return runner.run(main)

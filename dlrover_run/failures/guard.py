@@ -27,10 +27,15 @@ def guarded(what: str, explain: Callable[[], T], default: T) -> T:
     try:
         return explain()
     except Exception as error:
-        if is_debug(os.environ):
-            with contextlib.suppress(Exception):
-                import traceback
-
-                print(f"debug: no explanation from {what}: {error!r}", file=sys.stderr)
-                traceback.print_exception(error)
+        show_unexplained(what, error)
         return default
+
+
+def show_unexplained(what: str, error: Exception) -> None:
+    """Print the exception with LOGLEVEL=DEBUG, with `what` as the name of the explanation."""
+    if is_debug(os.environ):
+        with contextlib.suppress(Exception):
+            import traceback
+
+            print(f"debug: no explanation from {what}: {error!r}", file=sys.stderr)
+            traceback.print_exception(error)

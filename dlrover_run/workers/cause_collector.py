@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Collection
+from functools import partial
 
 from msgspec.structs import replace
 
-from dlrover_run.background import Background
+from dlrover_run.background import Background, every
 from dlrover_run.events.records import Events
 from dlrover_run.failures import causes
 from dlrover_run.failures.collective_timeouts import LiveWorker, find_absent_workers, inspect_worker
-from dlrover_run.failures.guard import guarded
+from dlrover_run.failures.guard import guarded, show_unexplained
 from dlrover_run.failures.oom_kills import NOTE_INTERVAL, OomKillCounters
 from dlrover_run.failures.worker_exit import WorkerExit
 from dlrover_run.output.relay_client import RelayClient
@@ -45,8 +46,7 @@ class CauseCollector:
         self._events = events
         self._on_news = on_news
         self._oom_kills = OomKillCounters()
-        self._noting: asyncio.TimerHandle | None = None
-        self._closed = False
+        self._noting: asyncio.Task[None] | None = None
         self._asking: asyncio.Task[None] | None = None
         self._error: Exception | None = None
         self._background = Background(self._note_error)
@@ -77,11 +77,10 @@ class CauseCollector:
             raise self._error
         return causes.root_cause(self._failed) if self._is_known else None
 
-    def note_memory(self) -> None:
-        """Read the counters of out-of-memory kills, and once a second from now on while the workers run."""
-        if not self._closed and not self.has_failed:
-            guarded("the out-of-memory kills", self._oom_kills.note, None)
-            self._noting = asyncio.get_running_loop().call_later(NOTE_INTERVAL, self.note_memory)
+    def watch_memory(self) -> None:
+        """Read the counters of out-of-memory kills from now on, once a second, until a worker fails by itself."""
+        unexplained = partial(show_unexplained, "the out-of-memory kills")
+        self._noting = self._background.start(every(NOTE_INTERVAL, self._oom_kills.note, unexplained))
 
     def note_kill(self, ranks: Collection[int], why: str, lost_peer: bool) -> None:
         """These workers are killed as a failure of their own (`WorkerRound.kill`)."""
@@ -95,6 +94,8 @@ class CauseCollector:
         if not failed_by_itself(worker):
             return
         if not self.has_failed:
+            if self._noting is not None:
+                self._noting.cancel()
             # Before the other workers end too: the kernel forgets their connections.
             self._live = guarded("the workers that are left", self._inspect_running, [])
             self._due = asyncio.get_running_loop().time() + LOST_PEER_DELAY
@@ -118,9 +119,6 @@ class CauseCollector:
 
     def close(self) -> None:
         """Collect nothing more. Idempotent."""
-        self._closed = True
-        if self._noting is not None:
-            self._noting.cancel()
         self._background.cancel()
 
     def _note_error(self, error: Exception) -> None:

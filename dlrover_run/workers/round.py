@@ -137,7 +137,7 @@ class WorkerRound:
         """Start the workers; `cancel` ends this early. `at_store`: they meet at the store of the round, so those that
         are forked on other nodes begin when it listens. Raises what `starter` raises, when some may run already."""
         self.checkpoints.listen()
-        self._causes.note_memory()
+        self._causes.watch_memory()
         try:
             async with beside(self._start(starter, at_store)) as self._starting:
                 with contextlib.suppress(asyncio.CancelledError):

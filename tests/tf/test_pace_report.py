@@ -29,9 +29,12 @@ class Node:
         self.roles = roles
         self.version = 1
         self.woken = 0
+        self.errors: list[Exception] = []
+        self.is_broken = False
         self.pace = PaceReport(
             self.seen,
             self.wake,
+            self.errors.append,
             lambda: BOOT + int(self.now * 1e9),
             processors=lambda: 2.0,
             memory=lambda: 1000,
@@ -46,6 +49,8 @@ class Node:
         self.woken += 1
 
     def seen(self) -> list[SeenTask]:
+        if self.is_broken:
+            raise OSError("unreadable")
         step = int(2 * self.now)
         at = BOOT + int(step * 0.5e9)
         return [
@@ -120,6 +125,20 @@ def test_what_was_read_of_another_version_is_not_reported() -> None:
         part = node.part()
         assert part.pace is not None
         assert (part.pace.version, part.pace.seconds) == (2, 0.0)
+
+    run_virtually(run())
+
+
+def test_a_reading_that_fails_is_reported_once_and_does_not_end_the_others() -> None:
+    async def run() -> None:
+        node = Node(Role.CHIEF)
+        node.is_broken = True
+        node.follow(5.0)
+        await asyncio.sleep(10.2)
+        assert (len(node.errors), node.part()) == (1, NodeTasks())
+        node.is_broken = False
+        await asyncio.sleep(5)
+        assert (len(node.errors), node.part()) == (1, NodeTasks(pace=Pace(1, 30, 0.0, 0.0)))
 
     run_virtually(run())
 

@@ -64,7 +64,7 @@ class TensorFlowAdapter(FrameworkAdapter[TaskKey]):
         self._channel = TaskChannel(lambda key, event: self._tasks.on_event(key, event), self._queues)
         self._tasks = TaskSupervisor(spec, services, self.starter, self._channel, self._events, self._fail)
         self._tasks.prestart()
-        self._pace = PaceReport(lambda: self._tasks.seen, services.wake)
+        self._pace = PaceReport(lambda: self._tasks.seen, services.wake, self._note_unread)
         self._assignment = Assignment()
         self._waiting: Waiting | None = None
         self._error: Exception | None = None
@@ -167,6 +167,12 @@ class TensorFlowAdapter(FrameworkAdapter[TaskKey]):
     def _fail(self, error: Exception) -> None:
         self._error = self._error or error
         self._services.wake()
+
+    def _note_unread(self, error: Exception) -> None:
+        self._console.info(
+            f"warning: the steps and the load of this node's tasks cannot be read: internal error: {error!r}; please "
+            "report it; the launcher tries again"
+        )
 
     @property
     def _order(self) -> NodeOrder:

@@ -3,13 +3,13 @@ chief is here, and what the parameter servers here use of their processors and m
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import msgspec
 
+from dlrover_run.background import Background, every
 from dlrover_run.devices.capacity import usable_memory, usable_processors
 from dlrover_run.processes import tree
 from tf_ps_runner.cluster.choice import MAX_PERCENT
@@ -36,12 +36,14 @@ class SeenTask(NamedTuple):
 
 class PaceReport:
     """To be used in the thread of a running loop. `tasks` returns those that run, and `wake` has a report built.
-    `clock` gives nanoseconds as `time.monotonic_ns`; `processors` and `memory` (MiB) are what this node may use."""
+    `failed` is called with an error of a reading, which ends no other reading. `clock` gives nanoseconds as
+    `time.monotonic_ns`; `processors` and `memory` (MiB) are what this node may use."""
 
     def __init__(
         self,
         tasks: Callable[[], Iterable[SeenTask]],
         wake: Callable[[], None],
+        failed: Callable[[Exception], None],
         clock: Callable[[], int] = time.monotonic_ns,
         processors: Callable[[], float] = usable_processors,
         memory: Callable[[], int] = lambda: usable_memory() >> 20,
@@ -55,7 +57,8 @@ class PaceReport:
         self._cpu = cpu
         self._order = NodeOrder(version=0)
         self._interval = 0.0
-        self._timer: asyncio.TimerHandle | None = None
+        self._failed = failed
+        self._background = Background(failed)
         self._first: tuple[int, int] = (0, 0)
         self._used: tuple[int, dict[int, float]] = (0, {})
         self._pace: Pace | None = None
@@ -68,7 +71,8 @@ class PaceReport:
         if wanted != self._interval:
             self._interval = wanted
             self.close()
-            self._arm()
+            if wanted:
+                self._background.start(every(wanted, self._read, self._failed, first=wanted))
 
     def add_to(self, part: NodeTasks) -> NodeTasks:
         """The part of a report with what was read last of this version."""
@@ -77,20 +81,13 @@ class PaceReport:
 
     def close(self) -> None:
         """Read no more. Idempotent."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._background.cancel()
 
     @property
     def _last(self) -> tuple[Pace | None, ServerLoad | None]:
         return self._pace, self._load
 
-    def _arm(self) -> None:
-        if self._interval:
-            self._timer = asyncio.get_running_loop().call_later(self._interval, self._on_timer)
-
-    def _on_timer(self) -> None:
-        self._arm()
+    def _read(self) -> None:
         before = self._last
         here = [task for task in self._tasks() if task.version == self._order.version]
         self._pace = self._read_pace(here)

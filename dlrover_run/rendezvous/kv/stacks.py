@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from dlrover_run.background import every
 from dlrover_run.coordination.records.requests import RequestFailed
 from dlrover_run.coordination.records.round import NodeKey
 from dlrover_run.job_status import stacks
@@ -102,7 +103,8 @@ def _take(request: StackRequest, by_id: dict[str, NodeKey], prefix: str, change:
 
 async def answer_stack_requests(store: KeyValueStore, keys: Keys, node_id: str, source: StackSource, log: Log) -> None:
     """Answer the questions that concern this node, until it is cancelled. Training does not depend on it."""
-    while True:
+
+    async def answer_while_watched() -> None:
         with contextlib.suppress(StoreUnavailable, StoreMisconfigured, Compacted):
             async with store.watch([Range(keys.stack_requests, prefix=True)]) as watch:
                 now = await store.commit(Txn(then=(Get(Range(keys.stack_requests, prefix=True)),)))
@@ -112,7 +114,11 @@ async def answer_stack_requests(store: KeyValueStore, keys: Keys, node_id: str, 
                     for change in changes:
                         if change.now is not None:
                             await _answer(store, keys, node_id, source, change.now, log)
-        await asyncio.sleep(WATCH_RETRY)
+
+    def note_error(error: Exception) -> None:
+        log(f"warning: questions for stacks are not answered: internal error: {error!r}; please report it")
+
+    await every(WATCH_RETRY, answer_while_watched, note_error)
 
 
 async def _answer(

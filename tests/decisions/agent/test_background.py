@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 
 import pytest
+from virtual_loop import run_virtually
 
-from dlrover_run.background import Background, Group, beside
+from dlrover_run.background import Background, Group, beside, every
 
 
 async def _wait_for_ever() -> None:
@@ -110,3 +112,65 @@ def test_work_beside_a_block_has_ended_after_it() -> None:
         return task.cancelled()
 
     assert asyncio.run(whole())
+
+
+class Calls:
+    """A function that is called every second, whose calls with these numbers fail."""
+
+    def __init__(self, *failing: int) -> None:
+        self.failing = failing
+        self.at: list[float] = []
+        self.errors: list[str] = []
+
+    def call(self) -> None:
+        self.at.append(asyncio.get_running_loop().time())
+        if (number := len(self.at)) in self.failing:
+            raise ValueError(f"call {number}")
+
+    async def call_slowly(self) -> None:
+        await asyncio.sleep(0.5)
+        self.call()
+
+    def note(self, error: Exception) -> None:
+        self.errors.append(str(error))
+
+    async def run(self, until: float, function: Callable[[], object], first: float = 0.0) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(until):
+                await every(1.0, function, self.note, first=first)
+
+
+def test_a_function_is_called_again_after_that_many_seconds_until_this_is_cancelled() -> None:
+    calls = Calls()
+    run_virtually(calls.run(3.5, calls.call))
+    assert calls.at == [0, 1, 2, 3]
+
+
+def test_the_first_call_may_be_later() -> None:
+    calls = Calls()
+    run_virtually(calls.run(3.5, calls.call, first=2.0))
+    assert calls.at == [2, 3]
+
+
+def test_a_call_begins_only_after_the_one_before_has_ended() -> None:
+    calls = Calls(1)
+    run_virtually(calls.run(4.0, calls.call_slowly))
+    assert calls.at == [0.5, 2.0, 3.5]
+    assert calls.errors == ["call 1"]
+
+
+def test_an_error_is_reported_once_until_a_call_succeeds_and_ends_nothing() -> None:
+    calls = Calls(1, 2, 4, 5)
+    run_virtually(calls.run(6.5, calls.call))
+    assert calls.at == [0, 1, 2, 3, 4, 5, 6]
+    assert calls.errors == ["call 1", "call 4"]
+
+
+def test_an_error_in_the_report_of_an_error_ends_it() -> None:
+    calls = Calls(1)
+    with pytest.raises(ValueError, match="call 1"):
+        run_virtually(every(1.0, calls.call, _raise))
+
+
+def _raise(error: Exception) -> None:
+    raise error

@@ -3,9 +3,14 @@ what is shown."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+from typing import Any
+
 import msgspec
 import pytest
 from virtual_job import VirtualJob, rules
+from virtual_loop import run_virtually
 
 from dlrover_run.coordination.records.requests import RequestFailed
 from dlrover_run.coordination.records.round import NodeKey
@@ -24,6 +29,8 @@ from dlrover_run.job_status.stacks import (
     StackRequest,
     nodes_to_ask,
 )
+from dlrover_run.rendezvous.kv.records import Keys
+from dlrover_run.rendezvous.kv.stacks import WATCH_RETRY, answer_stack_requests
 from dlrover_run.transport.messages import (
     MAX_MASTER_MESSAGE,
     MAX_NODE_MESSAGE,
@@ -202,3 +209,29 @@ class TestText:
         assert PROBLEMS.keys() == set(StackProblem)
         missing = tuple(MissingStacks(problem, (rank,)) for rank, problem in enumerate(StackProblem))
         assert len(set(render_stacks(self.job(missing=missing)).split("\n"))) >= len(StackProblem)
+
+
+def test_an_internal_error_of_the_answers_in_etcd_is_reported_once_and_ends_no_node() -> None:
+    lines: list[str] = []
+
+    class BrokenStore:
+        watches = 0
+
+        def watch(self, ranges: object) -> Any:
+            self.watches += 1
+            raise RuntimeError("broken")
+
+    async def source(query: StackQuery) -> NodeStacks:
+        raise AssertionError("no question arrives")
+
+    async def run(store: Any) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(2.5 * WATCH_RETRY):
+                await answer_stack_requests(store, Keys("/jobs", "job"), "a", source, lines.append)
+
+    store = BrokenStore()
+    run_virtually(run(store))
+    assert store.watches == 3
+    assert lines == [
+        "warning: questions for stacks are not answered: internal error: RuntimeError('broken'); please report it"
+    ]

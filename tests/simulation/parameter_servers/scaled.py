@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from msgspec.structs import replace
 from policy_parts import cluster_of
@@ -99,6 +99,10 @@ class ScaledServersInvariants(ServersInvariants):
     kind = ScaledClusterInvariants
 
 
+def _fail_the_run(error: Exception) -> NoReturn:
+    raise error
+
+
 class ScaledServerNode(ServerNode):
     """An agent that reports the steps of the job and the load of its servers."""
 
@@ -115,6 +119,7 @@ class ScaledServerNode(ServerNode):
             self._pace = PaceReport(
                 self._seen,
                 lambda: self.run(self.publish),
+                _fail_the_run,
                 self._now,
                 processors=lambda: 1.0,
                 memory=lambda: 100,
