@@ -8,8 +8,8 @@ import typer
 
 from dlrover_run.command_line import values
 from dlrover_run.coordination.records.requests import Action, OperatorRequest
-from dlrover_run.features.operate.asker import FLAGS, REFUSED, Asker, operator_command, requester
-from dlrover_run.features.operate.scale import AUTO, request_size
+from dlrover_run.features.operate.commands.asker import FLAGS, REFUSED, Asker, operator_command, requester
+from dlrover_run.features.operate.commands.scale import AUTO, request_size
 from dlrover_run.spec import UsageError
 from tf_ps_runner.cluster.model import MAX_TASKS, Role, ScaleRequest
 from tf_ps_runner.command_line.options import CLUSTER

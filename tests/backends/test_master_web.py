@@ -25,7 +25,7 @@ from dlrover_run.coordination.records.activity import MemoryUse, NodeActivity, T
 from dlrover_run.coordination.records.plan import Plan, PlanPhase
 from dlrover_run.coordination.records.report import NodePhase
 from dlrover_run.coordination.records.round import RoundKey
-from dlrover_run.features.operate.text import PROBLEMS
+from dlrover_run.features.operate.display.text import PROBLEMS
 from dlrover_run.features.operate.web import server as web
 from dlrover_run.features.operate.web.metrics import CONTENT_TYPE, JobFigures, render_metrics
 from dlrover_run.features.operate.web.scrapes import ScrapeTimes

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from dlrover_run.coordination.records.plan import PlanPhase
 from dlrover_run.coordination.records.report import NodePhase
 from dlrover_run.coordination.records.requests import Action, OperatorRequest
-from dlrover_run.features.operate.find import JobElsewhere
+from dlrover_run.features.operate.jobs.find import JobElsewhere
 from dlrover_run.job_status import stacks
 from dlrover_run.job_status.questions import StackQuery
 from dlrover_run.job_status.stacks import (

@@ -25,7 +25,7 @@ from dlrover_run.command_line import help, rdzv_keys, suggestions
 from dlrover_run.command_line.flag import SIZE
 from dlrover_run.command_line.flags import TABLE
 from dlrover_run.command_line.program import DLROVER_RUN, Program
-from dlrover_run.features.operate.completion import complete_job, complete_node
+from dlrover_run.features.operate.commands.completion import complete_job, complete_node
 from tf_ps_runner.command_line.options import TF_PS_RUN
 
 

@@ -35,7 +35,7 @@ if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
 """
 
 
-READERS = ("dlrover_run.features.operate.commands", "dlrover_run.features.operate.web.server")
+READERS = ("dlrover_run.features.operate.commands.running", "dlrover_run.features.operate.web.server")
 """What shows a job to people, with what features add to it."""
 
 

@@ -10,7 +10,7 @@ import pytest
 from harness import OURS, Finished, Mailbox, finish, launch, only_long, run
 
 from dlrover_run import exit_codes
-from dlrover_run.features.operate.asker import REFUSED
+from dlrover_run.features.operate.commands.asker import REFUSED
 
 BODY = """
 import os

@@ -18,7 +18,7 @@ from dlrover_run.command_line import help
 from dlrover_run.command_line.program import DLROVER_RUN
 from dlrover_run.events.records import FILE_NAME, LogOpened, WorkerFailed
 from dlrover_run.events.writer import EventFile
-from dlrover_run.features.operate.asker import NO_JOB, REFUSED
+from dlrover_run.features.operate.commands.asker import NO_JOB, REFUSED
 
 NAME = f"operated-{os.getpid()}"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from harness import OURS, Mailbox, finish, launch, run
 
 from dlrover_run import exit_codes
-from dlrover_run.features.operate.asker import NO_JOB
+from dlrover_run.features.operate.commands.asker import NO_JOB
 
 BODY = "import os\npost(run_id=os.environ['TORCHELASTIC_RUN_ID'])\nwait_for_signals()\n"
 

@@ -19,11 +19,11 @@ from virtual_job import VirtualJob, rules
 
 from dlrover_run.coordination.records.requests import Action, OperatorRequest
 from dlrover_run.features.operate import agent_socket
-from dlrover_run.features.operate import survey as survey_module
 from dlrover_run.features.operate.agent_socket import AgentSocket
-from dlrover_run.features.operate.find import JobHere
+from dlrover_run.features.operate.jobs import survey as survey_module
+from dlrover_run.features.operate.jobs.find import JobHere
+from dlrover_run.features.operate.jobs.survey import SilentAgent, survey
 from dlrover_run.features.operate.protocol import AgentInfo, AgentRequest, JobEnding
-from dlrover_run.features.operate.survey import SilentAgent, survey
 from dlrover_run.job_status.status import JobStatus
 from dlrover_run.processes import unix_sockets
 from dlrover_run.processes.unix_sockets import Peer

@@ -20,7 +20,7 @@ from dlrover_run.events import records
 from dlrover_run.events.reader import AgentLog
 from dlrover_run.events.writer import EventFile
 from dlrover_run.features.inspect.spans import UNFINISHED, build_trace
-from dlrover_run.features.operate.asker import REFUSED
+from dlrover_run.features.operate.commands.asker import REFUSED
 from dlrover_run.words.reasons import sentence
 
 BEGAN = datetime(2026, 11, 22, 4, 0, tzinfo=UTC)

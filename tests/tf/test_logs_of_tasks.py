@@ -8,7 +8,7 @@ from collections.abc import Callable
 from harness import WAIT
 from pretended import SERVERS, Job
 
-from dlrover_run.features.operate.asker import REFUSED
+from dlrover_run.features.operate.commands.asker import REFUSED
 
 
 def logs(job: Job, *words: str) -> subprocess.CompletedProcess[str]:

@@ -18,8 +18,8 @@ from dlrover_run import exit_codes
 from dlrover_run.command_line.entry_point import run
 from dlrover_run.coordination.records.requests import Action, OperatorRequest
 from dlrover_run.features.operate.agent_socket import AgentSocket
-from dlrover_run.features.operate.asker import REFUSED, requester
-from dlrover_run.features.operate.find import JobElsewhere
+from dlrover_run.features.operate.commands.asker import REFUSED, requester
+from dlrover_run.features.operate.jobs.find import JobElsewhere
 from dlrover_run.features.operate.protocol import AgentInfo
 from dlrover_run.job_status.status import JobState, JobStatus
 from dlrover_run.rendezvous.client import AskFailed

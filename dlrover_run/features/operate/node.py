@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from dlrover_run.agent.host import launcher_pid
 from dlrover_run.agent.node_feature import NodeFeature
 from dlrover_run.features.operate.agent_socket import AgentSocket
 
@@ -46,10 +48,27 @@ class OperatorSocket(NodeFeature):
 
     def _info(self) -> AgentInfo:
         # Imported with the first question: a launch does not wait for it.
-        from dlrover_run.features.operate.agent_info import agent_info
+        import shlex
 
-        services = self._services
-        return agent_info(services.job, services.node_state, services.events.path, self._began)
+        from dlrover_run.features.operate.protocol import MAX_SCRIPT, AgentInfo
+
+        job, node = self._services.job, self._services.node_state
+        program = job.entrypoint
+        # As it was typed, without the directory of the script.
+        script = shlex.join((os.path.basename(program.target) or program.target, *program.args))
+        return AgentInfo(
+            job=job.display_name,
+            program=job.rules.program,
+            backend=job.rendezvous.backend,
+            host=node.host,
+            node_id=node.node_id,
+            pid=os.getpid(),
+            launcher=launcher_pid(job),
+            script=script[:MAX_SCRIPT],
+            seconds=round(time.monotonic() - self._began, 3),
+            endpoint=job.rendezvous.endpoint or job.endpoint,
+            log=self._services.events.path,
+        )
 
     def _ending(self, result: JobResult) -> JobEnding:
         from dlrover_run.features.operate.protocol import JobEnding

@@ -14,8 +14,8 @@ from dlrover_run.coordination.records.requests import RequestFailed
 from dlrover_run.coordination.records.rules import SCALE_WAIT
 from dlrover_run.coordination.rounds import planned_changes
 from dlrover_run.coordination.rounds.gathering import eligible
-from dlrover_run.features.operate.scale import decision
-from dlrover_run.features.operate.text import render_status
+from dlrover_run.features.operate.commands.scale import decision
+from dlrover_run.features.operate.display.text import render_status
 
 PAIR = "come a b; wait 31; round 1 a b; "
 

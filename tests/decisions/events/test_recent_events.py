@@ -19,7 +19,7 @@ from dlrover_run.events.records import (
     WorkerProgress,
 )
 from dlrover_run.events.writer import EventFile, EventWriter
-from dlrover_run.features.operate.logs import written_logs
+from dlrover_run.features.operate.jobs.event_logs import written_logs
 from dlrover_run.features.operate.protocol import AgentInfo
 
 FORMED = RoundFormed(round=1, epoch=1, node=0, nodes=1, first_rank=0, workers=1, world_size=1, restarts=0)

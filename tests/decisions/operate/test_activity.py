@@ -13,8 +13,8 @@ from dlrover_run.coordination.records.activity import (
     TaskActivity,
 )
 from dlrover_run.coordination.records.report import NodePhase, NodeReport
+from dlrover_run.features.operate.display.text import render_status
 from dlrover_run.features.operate.protocol import TaskProgress
-from dlrover_run.features.operate.text import render_status
 from dlrover_run.job_status.progress import NodeProgress, node_progress
 from dlrover_run.job_status.status import JobStatus, NodeStatus
 from dlrover_run.observe.activity_report import MIN_INTERVAL, ActivityReport, with_activity

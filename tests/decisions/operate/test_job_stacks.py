@@ -14,7 +14,7 @@ from virtual_loop import run_virtually
 
 from dlrover_run.coordination.records.requests import RequestFailed
 from dlrover_run.coordination.records.round import NodeKey
-from dlrover_run.features.operate.text import PROBLEMS, render_stacks
+from dlrover_run.features.operate.display.text import PROBLEMS, render_stacks
 from dlrover_run.job_status import stacks
 from dlrover_run.job_status.questions import StackQuery
 from dlrover_run.job_status.stacks import (

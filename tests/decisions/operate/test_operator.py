@@ -14,13 +14,13 @@ from dlrover_run.coordination.records.plan import PlanPhase
 from dlrover_run.coordination.records.report import NodePhase
 from dlrover_run.coordination.records.requests import Action, OperatorRequest, RequestFailed
 from dlrover_run.features.node_check.rules import CHECK_ONCE
-from dlrover_run.features.operate.drain import drain_problem
-from dlrover_run.features.operate.ids import short_ids
-from dlrover_run.features.operate.job_table import JobRow, render_jobs
-from dlrover_run.features.operate.logs import parse_since
+from dlrover_run.features.operate.commands.running import drain_problem
+from dlrover_run.features.operate.display.ids import short_ids
+from dlrover_run.features.operate.display.text import Effectiveness, render_status
+from dlrover_run.features.operate.jobs.event_logs import parse_since
+from dlrover_run.features.operate.jobs.job_table import JobRow, render_jobs
+from dlrover_run.features.operate.jobs.survey import choose, group
 from dlrover_run.features.operate.protocol import AgentInfo, TaskProgress
-from dlrover_run.features.operate.survey import choose, group
-from dlrover_run.features.operate.text import Effectiveness, render_status
 from dlrover_run.job_status import status as status_records
 from dlrover_run.job_status.status import (
     JobState,

@@ -17,10 +17,11 @@ from dlrover_run.events.reader import AgentLog, latest_run, other_runs, read_log
 from dlrover_run.events.records import AgentEnded, JobEnded, LogOpened, RoundFormed, StopRequested
 from dlrover_run.events.state_directory import KeptFile, file_name, name_prefix, prepare, superfluous
 from dlrover_run.events.writer import EventFile, EventWriter
-from dlrover_run.features.operate import asker, completion, ended
-from dlrover_run.features.operate.ended import EndedJobs
-from dlrover_run.features.operate.find import JobElsewhere
-from dlrover_run.features.operate.logs import named_logs
+from dlrover_run.features.operate.commands import asker, completion
+from dlrover_run.features.operate.jobs import ended
+from dlrover_run.features.operate.jobs.ended import EndedJobs
+from dlrover_run.features.operate.jobs.event_logs import named_logs
+from dlrover_run.features.operate.jobs.find import JobElsewhere
 from dlrover_run.spec import SpecError
 from dlrover_run.words.reasons import Code
 

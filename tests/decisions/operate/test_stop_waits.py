@@ -11,7 +11,7 @@ from dlrover_run import exit_codes
 from dlrover_run.command_line import help as pages
 from dlrover_run.command_line.program import DLROVER_RUN
 from dlrover_run.coordination.records.requests import OperatorRequest
-from dlrover_run.features.operate import asker
+from dlrover_run.features.operate.commands import asker
 from dlrover_run.job_status.status import JobStatus
 from dlrover_run.rendezvous.client import AskFailed
 

@@ -18,7 +18,7 @@ from dlrover_run.features.autoscale.measure import Estimate
 from dlrover_run.features.autoscale.model import Condition
 from dlrover_run.features.autoscale.rules import AutoscaleRules
 from dlrover_run.features.autoscale.text import AutoscaleCode
-from dlrover_run.features.operate.text import render_status
+from dlrover_run.features.operate.display.text import render_status
 from dlrover_run.features.operate.web.metrics import JobFigures, render_metrics
 from dlrover_run.words.reasons import codes
 from tf_ps_runner.cluster.choice import CHIEFS, Baseline, ServersChoice

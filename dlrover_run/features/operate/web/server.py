@@ -227,7 +227,7 @@ class WebServer:
     async def _stacks(self, name: str) -> bytes:
         """What the command `stacks` prints. Raises HttpError."""
         # Imported when it is asked for, as few jobs are.
-        from dlrover_run.features.operate.text import render_stacks
+        from dlrover_run.features.operate.display.text import render_stacks
         from dlrover_run.job_status.stacks import JobStacks
 
         answer = await self._source.stacks(name, StackQuery())

@@ -9,7 +9,7 @@ from scaled_job import FLAT, KNEE, LIMITS, LINEAR, ScaledJob
 from dlrover_run.coordination.records.round import NodeKey
 from dlrover_run.features.autoscale.command import END_MARGIN, CommandKey, CommandRun, Demand, next_run
 from dlrover_run.features.autoscale.model import Condition
-from dlrover_run.features.operate.text import render_status
+from dlrover_run.features.operate.display.text import render_status
 
 COMMAND = replace(LIMITS, command=1)
 HOUR = 3600.0

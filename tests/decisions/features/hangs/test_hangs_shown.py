@@ -6,9 +6,9 @@ import pytest
 
 from dlrover_run.coordination.records.activity import WAITS, TaskActivity
 from dlrover_run.features.hangs.search.guilt import GuiltCode
+from dlrover_run.features.operate.display.text import render_status, status_lines
+from dlrover_run.features.operate.display.top import window
 from dlrover_run.features.operate.protocol import TaskProgress
-from dlrover_run.features.operate.text import render_status, status_lines
-from dlrover_run.features.operate.top import window
 from dlrover_run.job_status.hang_text import HangingNode, hang_headline, stall_reason
 from dlrover_run.job_status.progress import (
     HangingTask,

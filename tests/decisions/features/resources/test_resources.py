@@ -25,7 +25,7 @@ from dlrover_run.coordination.records.resource_use import (
 )
 from dlrover_run.events.records import Event, Events, WorkerExited, WorkerKept, WorkerResources, WorkerStarted
 from dlrover_run.events.stream import EventStream
-from dlrover_run.features.operate.text import render_status
+from dlrover_run.features.operate.display.text import render_status
 from dlrover_run.features.operate.web.metrics import JobFigures, render_metrics
 from dlrover_run.features.resources import devices, monitor, processes
 from dlrover_run.features.resources.devices import DeviceReader, read_devices, used_by, visible_indices

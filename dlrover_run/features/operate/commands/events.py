@@ -13,10 +13,10 @@ import typer
 from dlrover_run import exit_codes
 from dlrover_run.command_line.entry_point import report
 from dlrover_run.console.text import sanitize
-from dlrover_run.features.operate.asker import REFUSED, Asker, Json, operator_command
-from dlrover_run.features.operate.completion import complete_any_job
-from dlrover_run.features.operate.ids import short_id
-from dlrover_run.features.operate.text import table
+from dlrover_run.features.operate.commands.asker import REFUSED, Asker, Json, operator_command
+from dlrover_run.features.operate.commands.completion import complete_any_job
+from dlrover_run.features.operate.display.ids import short_id
+from dlrover_run.features.operate.display.text import table
 from dlrover_run.job_status.status import JobState, JobStatus
 from dlrover_run.rendezvous.client import AskFailed
 from dlrover_run.spec import SpecError, UsageError
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from dlrover_run.events.reader import AgentLog
     from dlrover_run.features.inspect.answers import WhyAnswer
     from dlrover_run.features.inspect.why import Question
-    from dlrover_run.features.operate.find import FoundJob
+    from dlrover_run.features.operate.jobs.find import FoundJob
 
 Logs = Annotated[
     str | None,
@@ -126,7 +126,7 @@ async def events(
     Of a job that is over: [b]dlrover-run events --since=04:00 logs/latest[/]
     """
     from dlrover_run.features.inspect.text import describe, short_name
-    from dlrover_run.features.operate.logs import entries_since, failures_by_node, parse_since
+    from dlrover_run.features.operate.jobs.event_logs import entries_since, failures_by_node, parse_since
 
     if otlp is not None and (by_node or as_json):
         raise UsageError("Give --otlp without --by-node and --json.")

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, TextIO
 import msgspec
 
 from dlrover_run.console.text import format_duration, sanitize
-from dlrover_run.features.operate.ids import short_ids
+from dlrover_run.features.operate.display.ids import short_ids
+from dlrover_run.features.operate.display.text import table
+from dlrover_run.features.operate.jobs.survey import SURVEY_WIDTH, FoundAgent, SilentAgent, ask_agent
 from dlrover_run.features.operate.protocol import AgentInfo, AgentRequest
-from dlrover_run.features.operate.survey import SURVEY_WIDTH, FoundAgent, SilentAgent, ask_agent
-from dlrover_run.features.operate.text import table
 from dlrover_run.job_status.status import JobStatus
 
 if TYPE_CHECKING:
-    from dlrover_run.features.operate.ended import EndedJob
+    from dlrover_run.features.operate.jobs.ended import EndedJob
 
 STATUS_TIMEOUT = 5.0
 """Seconds that the coordinator of a job has to say what the job does, for the table."""

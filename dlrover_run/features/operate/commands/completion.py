@@ -12,8 +12,8 @@ import os
 import typer
 
 from dlrover_run.command_line.sources import FlagValues
-from dlrover_run.features.operate.find import find_job, survey_here
-from dlrover_run.features.operate.survey import group
+from dlrover_run.features.operate.jobs.find import find_job, survey_here
+from dlrover_run.features.operate.jobs.survey import group
 
 MAX_ENDED = 20
 """Jobs with a log which are candidates, the last ones."""
@@ -38,7 +38,7 @@ def complete_job(incomplete: str) -> list[str]:
 
 def complete_any_job(incomplete: str) -> list[str]:
     """As `complete_job`, with the last jobs that have ended here."""
-    from dlrover_run.features.operate.ended import EndedJobs
+    from dlrover_run.features.operate.jobs.ended import EndedJobs
 
     try:
         ended = list(itertools.islice(EndedJobs().names(incomplete), MAX_ENDED))

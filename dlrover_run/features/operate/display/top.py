@@ -18,7 +18,7 @@ from rich.live import Live
 from rich.text import Text
 
 from dlrover_run.background import beside
-from dlrover_run.features.operate.text import Line, StatusLines
+from dlrover_run.features.operate.display.text import Line, StatusLines
 from dlrover_run.words.text import counted
 
 INTERVAL = 1.0

@@ -10,7 +10,7 @@ from dlrover_run import exit_codes
 from dlrover_run.command_line import values
 from dlrover_run.console.text import format_duration, sanitize
 from dlrover_run.coordination.records.requests import Action, OperatorRequest
-from dlrover_run.features.operate.asker import FLAGS, REFUSED, Asker, operator_command, requester
+from dlrover_run.features.operate.commands.asker import FLAGS, REFUSED, Asker, operator_command, requester
 from dlrover_run.job_status.status import JobState, JobStatus
 from dlrover_run.rendezvous.client import AskFailed
 from dlrover_run.words.text import counted

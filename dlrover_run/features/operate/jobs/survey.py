@@ -12,7 +12,7 @@ from typing import NamedTuple
 import msgspec
 
 from dlrover_run.features.operate import protocol
-from dlrover_run.features.operate.namespaces import ancestor_here
+from dlrover_run.features.operate.jobs.namespaces import ancestor_here
 from dlrover_run.features.operate.protocol import AgentInfo, AgentReply, AgentRequest
 from dlrover_run.processes import unix_sockets
 from dlrover_run.processes.unix_sockets import Peer, peer_of

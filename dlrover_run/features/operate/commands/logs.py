@@ -15,10 +15,10 @@ from msgspec.structs import replace
 from dlrover_run import exit_codes
 from dlrover_run.command_line import values
 from dlrover_run.command_line.entry_point import report
-from dlrover_run.features.operate.asker import FLAGS, MAX_DIGITS, REFUSED, Asker, operator_command
-from dlrover_run.features.operate.find import FoundJob
-from dlrover_run.features.operate.output import FOLLOW_WAIT, OutputPrinter, follow, workers_of
-from dlrover_run.features.operate.pipe import while_read
+from dlrover_run.features.operate.commands.asker import FLAGS, MAX_DIGITS, REFUSED, Asker, operator_command
+from dlrover_run.features.operate.commands.pipe import while_read
+from dlrover_run.features.operate.display.output import FOLLOW_WAIT, OutputPrinter, follow, workers_of
+from dlrover_run.features.operate.jobs.find import FoundJob
 from dlrover_run.job_status.questions import LogRequest, StackQuery
 from dlrover_run.job_status.stacks import JobStacks
 from dlrover_run.rendezvous.client import AskFailed

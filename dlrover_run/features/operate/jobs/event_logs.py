@@ -22,9 +22,9 @@ from dlrover_run.events.reader import (
     read_logs,
 )
 from dlrover_run.events.records import FILE_NAME, WorkerFailed
-from dlrover_run.features.operate.find import FoundJob
+from dlrover_run.features.operate.display.text import Effectiveness
+from dlrover_run.features.operate.jobs.find import FoundJob
 from dlrover_run.features.operate.protocol import AgentInfo
-from dlrover_run.features.operate.text import Effectiveness
 from dlrover_run.spec import SpecError
 from dlrover_run.words.reasons import shown_names
 from dlrover_run.words.text import join_names

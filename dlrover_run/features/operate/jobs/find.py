@@ -19,9 +19,9 @@ from dlrover_run.command_line.rendezvous import UNNAMED, USUAL, RendezvousArgs, 
 from dlrover_run.command_line.sources import FlagValues
 from dlrover_run.coordination.records.requests import OperatorRequest
 from dlrover_run.coordination.records.rules import MAX_NODES, JobRules
-from dlrover_run.features.operate.job_table import job_rows, render_jobs, terminal_width
+from dlrover_run.features.operate.jobs.job_table import job_rows, render_jobs, terminal_width
+from dlrover_run.features.operate.jobs.survey import FoundAgent, Survey, ask_agent, choose, group, survey
 from dlrover_run.features.operate.protocol import AgentInfo, AgentReply, AgentRequest, JobEnding
-from dlrover_run.features.operate.survey import FoundAgent, Survey, ask_agent, choose, group, survey
 from dlrover_run.job_status.questions import StackQuery
 from dlrover_run.job_status.stacks import JobStacks
 from dlrover_run.job_status.status import JobStatus

@@ -26,10 +26,10 @@ from dlrover_run.command_line.program import Program
 from dlrover_run.command_line.sources import FlagValues
 from dlrover_run.console.text import format_duration, sanitize
 from dlrover_run.coordination.records.requests import OperatorRequest
-from dlrover_run.features.operate.completion import complete_job
-from dlrover_run.features.operate.find import FoundJob, SeveralJobs, find_job
-from dlrover_run.features.operate.ids import short_id
-from dlrover_run.features.operate.pipe import drop_output
+from dlrover_run.features.operate.commands.completion import complete_job
+from dlrover_run.features.operate.commands.pipe import drop_output
+from dlrover_run.features.operate.display.ids import short_id
+from dlrover_run.features.operate.jobs.find import FoundJob, SeveralJobs, find_job
 from dlrover_run.job_status.questions import StackQuery
 from dlrover_run.job_status.stacks import JobStacks
 from dlrover_run.job_status.status import JobStatus
@@ -40,7 +40,7 @@ from dlrover_run.words.text import join_names
 
 if TYPE_CHECKING:
     from dlrover_run.events.reader import AgentLog
-    from dlrover_run.features.operate.ended import EndedJob
+    from dlrover_run.features.operate.jobs.ended import EndedJob
 
 NO_JOB = 3
 """The exit code of all subcommands if there is no such job, or it does not answer."""
@@ -126,7 +126,7 @@ class Asker:
 
     def _ended(self, failed: AskFailed) -> AskFailed | None:
         """What is said instead if the job that was not found has ended here; None if none has."""
-        from dlrover_run.features.operate.ended import EndedJobs
+        from dlrover_run.features.operate.jobs.ended import EndedJobs
 
         word = self._given.get("rdzv_id")
         if not (failed.no_job and (ended := EndedJobs().find(word))):
@@ -160,8 +160,8 @@ class Asker:
     async def read_logs(self, place: str | None) -> tuple[list[AgentLog], FoundJob | None]:
         """The event logs at a place that the user names, else those of the running job that this machine can read, and
         this job. Raises SpecError and AskFailed."""
-        from dlrover_run.features.operate.ended import EndedJobs
-        from dlrover_run.features.operate.logs import named_logs, running_logs
+        from dlrover_run.features.operate.jobs.ended import EndedJobs
+        from dlrover_run.features.operate.jobs.event_logs import named_logs, running_logs
 
         if place is not None and _is_job(place):
             self.name_job(place)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from dlrover_run.console.text import format_duration, sanitize
 from dlrover_run.coordination.records.size_choice import SizeChoice, WantedServers
 from dlrover_run.features import FEATURES
-from dlrover_run.features.operate.ids import short_id
+from dlrover_run.features.operate.display.ids import short_id
 from dlrover_run.features.operate.protocol import TaskProgress
 from dlrover_run.job_status.progress import NodeProgress
 from dlrover_run.job_status.shown import Columns

@@ -1,6 +1,6 @@
 """The subcommands for a running job: `jobs`, `status`, `top`, `stacks`, `drain` and `stop`.
 
-Each finds its job (`find`), asks it, and prints plain lines. Their exit codes are for scripts.
+Each finds its job (`jobs.find`), asks it, and prints plain lines. Their exit codes are for scripts.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dlrover_run.command_line import values
 from dlrover_run.command_line.entry_point import report
 from dlrover_run.console.text import RED, colored, format_duration, sanitize, use_color
 from dlrover_run.coordination.records.requests import Action, OperatorRequest
-from dlrover_run.features.operate.asker import (
+from dlrover_run.features.operate.commands.asker import (
     FLAGS,
     MAX_DIGITS,
     REFUSED,
@@ -30,18 +30,18 @@ from dlrover_run.features.operate.asker import (
     operator_command,
     requester,
 )
-from dlrover_run.features.operate.completion import complete_node
-from dlrover_run.features.operate.drain import drain_problem, named
-from dlrover_run.features.operate.find import FoundJob, Readings, survey_here
-from dlrover_run.features.operate.job_table import REFUSED_STATE, ended_row, job_rows, render_jobs, terminal_width
-from dlrover_run.features.operate.pipe import while_read
-from dlrover_run.features.operate.survey import group
-from dlrover_run.features.operate.text import Line, StatusLines, render_stacks, status_lines
+from dlrover_run.features.operate.commands.completion import complete_node
+from dlrover_run.features.operate.commands.pipe import while_read
+from dlrover_run.features.operate.display.text import Line, StatusLines, render_stacks, status_lines
+from dlrover_run.features.operate.jobs.find import FoundJob, Readings, survey_here
+from dlrover_run.features.operate.jobs.job_table import REFUSED_STATE, ended_row, job_rows, render_jobs, terminal_width
+from dlrover_run.features.operate.jobs.survey import group
 from dlrover_run.job_status.questions import StackQuery
 from dlrover_run.job_status.status import (
     JobState,
     JobStatus,
     NodeCondition,
+    NodeStatus,
     with_readings,
 )
 from dlrover_run.rendezvous.client import AskFailed
@@ -58,6 +58,8 @@ MAX_ENDED = 50
 
 WAIT_INTERVAL = 1.0
 """Seconds between two looks at a job while `--wait` waits, or `top` shows it."""
+
+_TRAINS_ON = frozenset({NodeCondition.TRAINING, NodeCondition.STARTING, NodeCondition.SPARE, NodeCondition.WAITING})
 
 _STATES = {JobState.WAITING: WAITING, JobState.FAILED: FAILED}
 
@@ -76,7 +78,7 @@ async def status(asker: Asker, as_json: Json = False) -> int:
 
     Of a job elsewhere: [b]dlrover-run status --rdzv-endpoint=node0 --rdzv-id=resnet[/]
     """
-    from dlrover_run.features.operate.logs import effectiveness
+    from dlrover_run.features.operate.jobs.event_logs import effectiveness
 
     job = await asker.find()
     found = await asker.ask(job)
@@ -111,7 +113,7 @@ async def jobs(
     everyone = await survey_here()
     rows = await job_rows(group(everyone.found), everyone.silent)
     if show_ended:
-        from dlrover_run.features.operate.ended import EndedJobs
+        from dlrover_run.features.operate.jobs.ended import EndedJobs
 
         rows += map(ended_row, itertools.islice(EndedJobs(), MAX_ENDED))
     if as_json:
@@ -128,7 +130,7 @@ async def jobs(
 
 async def status_of(job: FoundJob, found: JobStatus, width: int | None = None) -> StatusLines:
     """The lines of the status of a job, with what the agents here know of it."""
-    from dlrover_run.features.operate.logs import effectiveness
+    from dlrover_run.features.operate.jobs.event_logs import effectiveness
 
     here = await job.readings()
     tasks = {node: reply.tasks for node, reply in here.items()}
@@ -168,7 +170,7 @@ async def top(asker: Asker) -> int:
             return await status_of(job, found[-1], terminal_width())
 
         if sys.stdout.isatty():
-            from dlrover_run.features.operate.top import watch
+            from dlrover_run.features.operate.display.top import watch
 
             last = await watch(look)
             if last is None:
@@ -242,6 +244,25 @@ async def stacks(
     found = await asker.stacks(await asker.find(), query)
     print(msgspec.json.encode(found).decode() if as_json else render_stacks(found), flush=True)
     return exit_codes.SUCCESS if found.stacks or not (found.missing or found.silent) else REFUSED
+
+
+def named(status: JobStatus, name: str) -> list[NodeStatus]:
+    """The nodes that have this rank, host or id."""
+    ranked = [node for node in status.nodes if node.node is not None and str(node.node) == name]
+    return ranked or [node for node in status.nodes if name in (node.host, node.node_id)]
+
+
+def drain_problem(status: JobStatus, name: str) -> str | None:
+    """Why the job could not train without the node of this name, a clause; None if it can."""
+    leaving = {node.node_id for node in named(status, name)}
+    if not leaving or status.max_restarts is None or status.state is not JobState.TRAINING:
+        # Without ranks the tasks move to other nodes.
+        return None
+    left = sum(node.state in _TRAINS_ON and node.node_id not in leaving for node in status.nodes)
+    if left + status.nodes_omitted >= status.min_nodes:
+        return None
+    least = counted(status.min_nodes, "node")
+    return f"the job needs at least {least} and would have {left}; it would wait for another one"
 
 
 @operator_command(*FLAGS, refused=REFUSED)
