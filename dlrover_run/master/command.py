@@ -298,11 +298,9 @@ async def _serve(options: Options) -> int:
         ) from None
     log(f"listens on {join_address(options.host, port)}")
     web: Any = None
-
-    def note_no_web(error: Exception) -> None:
-        log_to_launcher(f"warning: no page is served: internal error: {error!r}; please report it")
-
-    background = Background(note_no_web)
+    background = Background(
+        lambda error: log_to_launcher(f"warning: no page is served: internal error: {error!r}; please report it")
+    )
     if options.web is not None:
         try:
             web = await _start_web(server.jobs, options, options.web)
@@ -346,15 +344,10 @@ async def _serve(options: Options) -> int:
 
 async def _start_web(jobs: Jobs, options: Options, address: tuple[str, int]) -> Any:
     """Serve the status over HTTP, encrypted if the master is. Raises OSError and SpecError."""
-    import ssl
-
     serving = next((row for row in FEATURES if row.web), None)
     if serving is None:
         raise SpecError("--web is not possible: this installation has no feature that serves the status.")
-    tls = None
-    if options.tls is not None and options.tls.cert is not None:
-        tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=options.tls.ca)
-        tls.load_cert_chain(options.tls.cert, options.tls.key)
+    tls = None if options.tls is None else _tls_context(options.tls)
     web = import_module(serving.module("web.server")).WebServer(jobs, options.token)
     try:
         port = await web.start(*address, tls)
@@ -364,19 +357,24 @@ async def _start_web(jobs: Jobs, options: Options, address: tuple[str, int]) -> 
     return web
 
 
-def _server_credentials(grpc: Any, files: kinds.TlsSpec) -> Any:
+def _tls_context(files: kinds.TlsSpec) -> Any:
+    """The server's side of TLS. Raises SpecError."""
     import ssl
 
     assert files.cert is not None, "a master without a certificate has no TLS"
-    assert files.key is not None, "the certificate has a key"
     try:
-        # gRPC would only report that the handshake failed, and only to the nodes.
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=files.ca)
         context.load_cert_chain(files.cert, files.key, password=lambda: b"")
-        if files.ca is not None:
-            context.load_verify_locations(files.ca)
     except (OSError, ssl.SSLError) as error:
         raise SpecError(f"--tls-cert, --tls-key or --tls-ca cannot be used: {error}.") from None
+    return context
+
+
+def _server_credentials(grpc: Any, files: kinds.TlsSpec) -> Any:
+    # gRPC would report files that cannot be used only as a failed handshake, and only to the nodes.
+    _tls_context(files)
+    assert files.cert is not None, "a master without a certificate has no TLS"
+    assert files.key is not None, "the certificate has a key"
     ca = None if files.ca is None else Path(files.ca).read_bytes()
     pair = (Path(files.key).read_bytes(), Path(files.cert).read_bytes())
     return grpc.ssl_server_credentials([pair], root_certificates=ca, require_client_auth=ca is not None)

@@ -98,7 +98,7 @@ def open_standard_streams() -> None:
             setattr(sys, name, open(fd, "r" if fd == 0 else "w", closefd=False))  # noqa: SIM115 -- it stays open.
 
 
-def _prctl(option: int, argument: int | ctypes.c_char_p) -> None:
+def _prctl(option: int, argument: int) -> None:
     if _libc.prctl(option, argument, 0, 0, 0) != 0:
         code = ctypes.get_errno()
         raise OSError(code, f"prctl({option}): {os.strerror(code)}")
@@ -256,19 +256,14 @@ def _hidden_children() -> list[ProcessInfo]:
     """The children of this process of which /proc shows no more than the pid. An option of the mount, hidepid=2, hides
     each process whose memory this user may not read, such as one that protects its keys (ssh-agent)."""
     here = os.getpid()
-    found: list[ProcessInfo] = []
-    for pid in children_of(here):
-        try:
-            read_stat(pid)
-        except OSError:
-            found.append(ProcessInfo(pid, here, 0, 0))
+    found = [ProcessInfo(pid, here, 0, 0) for pid in children_of(here) if not _is_shown(pid)]
     # A master among them could not be distinguished from an orphan.
-    return found if not found or _shows_itself() else []
+    return found if not found or _is_shown(here) else []
 
 
-def _shows_itself() -> bool:
+def _is_shown(pid: int) -> bool:
     try:
-        read_stat(os.getpid())
+        read_stat(pid)
     except OSError:
         return False
     return True
