@@ -2,7 +2,8 @@
 
 Each event (an assignment, the end of a process, a message of a task, a signal, the loss of the watchdog) only wakes the
 loop. The loop then asks `reconcile` for the actions that bring the tasks to what is desired, begins them, and reports.
-No action blocks the loop. What the tasks are is known to the adapter of the framework.
+No action blocks the loop but the end of orphans, 5 s at most. What the tasks are is known to the adapter of the
+framework.
 """
 
 from __future__ import annotations

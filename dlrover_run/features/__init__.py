@@ -98,6 +98,7 @@ FEATURES = (
     Feature("hooks", flags=True, node=by_settings),
     Feature("operate", node=always, any_engine=True, subcommands=True, web=True),
 )
-"""In the order in which a decision asks them, an agent calls them, and their flags stand in a panel of the help: first
-what says which nodes take part, then what watches the workers, then what changes their number or keeps them, and last
-the commands of the user and operators, who see what all others have done."""
+"""In the order in which a decision asks the observers among them (the engine, which asks the gate, comes after them:
+see `coordination.decide`), an agent calls them, and their flags stand in a panel of the help: first what says which
+nodes take part, then what watches the workers, then what changes their number or keeps them, and last the commands of
+the user and of operators, who see what all others have done."""

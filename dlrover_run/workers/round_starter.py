@@ -68,12 +68,14 @@ class RoundStarter:
 
     async def restart(self, ranks: RankAssignment) -> None:
         """Start all workers of a round, once those of the last one have ended. Raises what ends the node."""
+        if (before := self.current) is not None:
+            # First, as a command of the user before a round may look at the devices, which an orphan may hold.
+            self._end_orphans()
         for feature in self.features:
             await feature.before_round(ranks)
         if not self.is_wanted(ranks):
             return
         if (before := self.current) is not None:
-            self._end_orphans()
             await before.collect_exit_info(RESTART_DRAIN_TIMEOUT)
             if not self.is_wanted(ranks):
                 return
