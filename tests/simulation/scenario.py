@@ -217,8 +217,8 @@ class MasterScenario(Scenario):
 @contextmanager
 def stand_ins(scenario_invariants: Callable[[], Invariants]) -> Iterator[None]:
     """Patches that replace sockets and disks, and check the invariants at every decision. What a coordinator decides in
-    a trial of a stored plan (`Coordinator.rehearse`) is no decision: its nodes are made up, and nothing of it is
-    kept."""
+    a trial of a stored plan (`Coordinator.rehearse`) is no decision: its nodes are made up, and nothing of it is kept;
+    neither is what an operator's program computes for a status (`Coordinator.find_wait`)."""
     from dlrover_run.agent import node_state
     from dlrover_run.coordination import coordinator
     from dlrover_run.coordination.rounds import round_engine
@@ -238,11 +238,15 @@ def stand_ins(scenario_invariants: Callable[[], Invariants]) -> Iterator[None]:
             pass
 
     decide, adopt, adopt_cluster = coordinator.decide, round_engine.recover_plan, recovery.recover_cluster
-    rehearse = coordinator.Coordinator.rehearse
 
-    def rehearse_without_invariants(trial: coordinator.Coordinator, now: float) -> None:
-        with patch.object(coordinator, "decide", decide):
-            rehearse(trial, now)
+    def without_invariants(
+        real: Callable[[coordinator.Coordinator, float], None],
+    ) -> Callable[[coordinator.Coordinator, float], None]:
+        def run(trial: coordinator.Coordinator, now: float) -> None:
+            with patch.object(coordinator, "decide", decide):
+                real(trial, now)
+
+        return run
 
     with ExitStack() as stack:
         stack.enter_context(patch.object(node_state, "HeldPort", Port))
@@ -250,7 +254,8 @@ def stand_ins(scenario_invariants: Callable[[], Invariants]) -> Iterator[None]:
         stack.enter_context(patch.object(jobs, "Journal", DiskJournal))
         watched: dict[tuple[Any, str], Callable[..., Any]] = {
             (coordinator, "decide"): lambda *given: scenario_invariants().deciding(*given, real=decide),
-            (coordinator.Coordinator, "rehearse"): rehearse_without_invariants,
+            (coordinator.Coordinator, "rehearse"): without_invariants(coordinator.Coordinator.rehearse),
+            (coordinator.Coordinator, "find_wait"): without_invariants(coordinator.Coordinator.find_wait),
             (round_engine, "recover_plan"): lambda *given: scenario_invariants().adopting(*given, real=adopt),
             (recovery, "recover_cluster"): lambda *given: scenario_invariants().adopting(*given, real=adopt_cluster),
         }

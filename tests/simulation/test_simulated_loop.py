@@ -108,10 +108,10 @@ def test_a_broken_invariant_ends_the_run_though_the_task_hides_it() -> None:
     bed = Bed()
 
     async def hide() -> None:
-        async def break_a_invariant() -> None:
+        async def break_an_invariant() -> None:
             raise Broken("an invariant")
 
-        await asyncio.gather(break_a_invariant(), return_exceptions=True)
+        await asyncio.gather(break_an_invariant(), return_exceptions=True)
 
     bed.start(hide())
     with pytest.raises(Broken, match="an invariant"):

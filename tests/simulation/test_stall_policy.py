@@ -90,7 +90,7 @@ def test_the_worlds_have_workers_that_hang_and_workers_that_look_for_a_file() ->
 
 
 @pytest.mark.parametrize("defect", DEFECTS)
-def test_a_planted_defect_breaks_a_invariant(defect: Callable[[], AbstractContextManager[None]]) -> None:
+def test_a_planted_defect_breaks_an_invariant(defect: Callable[[], AbstractContextManager[None]]) -> None:
     with defect():
         broken = [seed for seed in range(12) if _breaks(seed)]
     assert broken, f"no seed finds that {defect.__doc__}"

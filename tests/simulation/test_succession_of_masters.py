@@ -96,7 +96,7 @@ FIRST_SEEDS = {"the master that was replaced keeps its nodes": 225}
 
 
 @pytest.mark.parametrize("defect", DEFECTS)
-def test_planted_defects_break_a_invariant(defect: str) -> None:
+def test_planted_defects_break_an_invariant(defect: str) -> None:
     with DEFECTS[defect](), pytest.raises(Broken, match=r"one round|has the job|one world trains"):
         play_ten(FIRST_SEEDS.get(defect, 0))
 
@@ -121,6 +121,6 @@ EARLY_DEFECTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
 
 
 @pytest.mark.parametrize("defect", EARLY_DEFECTS)
-def test_planted_defects_before_the_first_round_break_a_invariant(defect: str) -> None:
+def test_planted_defects_before_the_first_round_break_an_invariant(defect: str) -> None:
     with EARLY_DEFECTS[defect](), pytest.raises(Broken, match=r"one round|has the job|one world trains"):
         play_early(0, 10)

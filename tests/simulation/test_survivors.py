@@ -57,6 +57,11 @@ def test_every_invariant_holds_and_workers_keep_their_processes(place: str, runs
     assert place != "master" or any(program.given_up for program in runs)
 
 
+def test_the_look_of_an_operator_is_no_decision_of_a_coordinator() -> None:
+    """A seed in which one reads the job twice, longer apart than until a deadline of the first look."""
+    run_seeds(partial(run, place="etcd"), 6013, 1)
+
+
 @pytest.mark.long
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
