@@ -96,11 +96,16 @@ async def beside(work: Awaitable[T]) -> AsyncIterator[asyncio.Future[T]]:
     task = asyncio.ensure_future(work)
     # Also if this wait is cancelled: asyncio would print a traceback for an error that nothing has retrieved.
     task.add_done_callback(lambda task: task.cancelled() or task.exception())
+    loop_has_gone = False
     try:
         yield task
+    except GeneratorExit:
+        loop_has_gone = True
+        raise
     finally:
-        task.cancel()
-        await asyncio.wait([task])
+        if not loop_has_gone:
+            task.cancel()
+            await asyncio.wait([task])
     if not task.cancelled():
         task.result()
 

@@ -112,6 +112,7 @@ class Agent:
             ask=self._ask,
             ask_stacks=self._ask_stacks,
             read_activity=self._read_activity,
+            end_logs=self._end_logs,
         )
         self._adapter = make_adapter(self._services)
         self._client = open_client(self._wake.set, self._print_job_line)
@@ -218,6 +219,10 @@ class Agent:
             self._logs = WorkerLogs(self._adapter.outputs, self._relay.kept)
         return NodeStacks(logs=await self._logs.read(logs))
 
+    async def _end_logs(self) -> None:
+        if self._logs is not None:
+            await self._logs.end()
+
     def _begin_to_observe(self) -> None:
         """Have samples of the tasks taken for the event log and for the reports of this node."""
         takers = [("the figures of the event log", self._log_sample)] if self._kept_events is not NO_EVENTS else []
@@ -310,8 +315,6 @@ class Agent:
         result = resolve_result(end, self._job.exit_codes)
         self._assignment_events.follow(assignment)
         await self._adapter.close(assignment, result)
-        if self._logs is not None:
-            await self._logs.end()
         await self._features.close(result, self._note_failed_close)
         self._orphans.close()
         await self._client.close()

@@ -363,8 +363,11 @@ def _tls_context(files: kinds.TlsSpec) -> Any:
 
     assert files.cert is not None, "a master without a certificate has no TLS"
     try:
-        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=files.ca)
+        # Not the default context, which also opens the file that SSLKEYLOGFILE names.
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(files.cert, files.key, password=lambda: b"")
+        if files.ca is not None:
+            context.load_verify_locations(files.ca)
     except (OSError, ssl.SSLError) as error:
         raise SpecError(f"--tls-cert, --tls-key or --tls-ca cannot be used: {error}.") from None
     return context

@@ -157,6 +157,8 @@ class Tick:
             self._note_success(consumer, wish)
         else:
             consumer.work = self._background.start(self._finish(consumer, wish))
+            # One that is cancelled before its first step has not awaited it, and Python would warn of that.
+            consumer.work.add_done_callback(lambda _: wish.close())
 
     async def _finish(self, consumer: Consumer, wish: Coroutine[Any, Any, float]) -> None:
         try:

@@ -49,6 +49,9 @@ class WorkersFeature(NodeFeature):
         """Variables of a worker that is about to start for that round."""
         return {}
 
+    async def before_cleanup(self) -> None:
+        """What the workers of the last round have left behind is ended next, before `before_round`."""
+
     async def before_round(self, ranks: RankAssignment) -> None:
         """The workers of a round start next. Raises what ends the node."""
 

@@ -69,7 +69,11 @@ class RoundStarter:
     async def restart(self, ranks: RankAssignment) -> None:
         """Start all workers of a round, once those of the last one have ended. Raises what ends the node."""
         if (before := self.current) is not None:
-            # First, as a command of the user before a round may look at the devices, which an orphan may hold.
+            for feature in self.features:
+                await feature.before_cleanup()
+            if not self.is_wanted(ranks):
+                return
+            # Now, as a command of the user before a round may look at the devices, which an orphan may hold.
             self._end_orphans()
         for feature in self.features:
             await feature.before_round(ranks)

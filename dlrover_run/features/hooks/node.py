@@ -73,8 +73,12 @@ class Hooks(WorkersFeature):
             self._after_failure.add_done_callback(lambda _: self._services.wake())
         return report
 
+    async def before_cleanup(self) -> None:
+        # What looks at a failure may need the processes and the devices as they are.
+        await self._failure_seen()
+
     async def before_round(self, ranks: RankAssignment) -> None:
-        # What looks at a failure may need the devices as they are.
+        # Where workers are replaced in their round, there is no cleanup.
         await self._failure_seen()
         # For a round that runs already others take the places of those of its workers that have failed.
         if self._is_wanted(ranks) and ranks.key != self._passed:

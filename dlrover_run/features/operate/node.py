@@ -36,13 +36,24 @@ class OperatorSocket(NodeFeature):
         try:
             self._socket.listen()
         except OSError as error:
-            # The job does not need it.
-            problem = error.strerror or error
-            self._services.console.info(f"warning: `status` does not find this node from here: {problem}")
+            self._note_failure(error)
             return
-        self._services.start(self._socket.accept())
+        self._services.start(self._accept())
+
+    async def _accept(self) -> None:
+        try:
+            await self._socket.accept()
+        except OSError as error:
+            self._note_failure(error)
+
+    def _note_failure(self, error: OSError) -> None:
+        # The job does not need the socket.
+        problem = error.strerror or error
+        self._services.console.info(f"warning: `status` does not find this node from here: {problem}")
 
     async def close(self, result: JobResult) -> None:
+        # Only now, as the features before may take long, and a reader that need not wait would read all the time.
+        await self._services.end_logs()
         await self._socket.finish(lambda: self._ending(result))
         self._socket.close()
 

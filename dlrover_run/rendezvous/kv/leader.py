@@ -44,6 +44,7 @@ from dlrover_run.store.operations import (
     ModRevisionIs,
     Put,
     Range,
+    StoreUnavailable,
     Txn,
     Watch,
 )
@@ -166,6 +167,10 @@ class StoreLeader:
                         async with beside(self._listen(watch, revision)) as watching:
                             watching.add_done_callback(lambda _: self._changed.set())
                             await self._decide(driver, watching)
+                    except StoreUnavailable:
+                        # The watch may end when the last plan has been stored already.
+                        if not self._done:
+                            raise
                     except (Compacted, StaleWriteApplied):
                         # Unread events were compacted, or an older write was applied.
                         continue
