@@ -160,3 +160,43 @@ def test_a_wrong_hook_is_refused_before_anything_starts(site: Site, flag: str, t
     assert ended.code == 2
     assert text in ended.err
     assert len(ended.err.splitlines()) == 1
+
+
+LEAVES_A_CHILD = """
+import os, subprocess, sys
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    child = subprocess.Popen(["sleep", "300"])
+    with open("child", "w") as file:
+        file.write(str(child.pid))
+    sys.exit(3)
+"""
+
+SEES_THE_CHILD = """
+import os, time
+
+def lives():
+    try:
+        return os.readlink(f"/proc/{open('child').read()}/exe") != ""
+    except OSError:
+        return False
+
+event = os.environ["DLROVER_HOOK"]
+until = time.monotonic() + (1 if event == "after-failure" else 60)
+while lives() and time.monotonic() < until:
+    time.sleep(0.05)
+with open("seen", "a") as file:
+    print(event, lives(), file=file)
+"""
+
+
+def test_what_a_failed_worker_left_is_there_for_the_hook_of_the_failure_and_ends_before_the_next_round(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "train.py").write_text(LEAVES_A_CHILD)
+    (tmp_path / "hook.py").write_text(SEES_THE_CHILD)
+    hooks = [f"--hook={event}={sys.executable} hook.py" for event in ("before-round", "after-failure")]
+    ended = run(OURS, ["--nproc-per-node=1", "--max-restarts=1", *hooks, "train.py"], cwd=tmp_path)
+    assert ended.code == 0, ended.err
+    # It is killed at once, but its end takes its time.
+    seen = ["before-round False", "after-failure True", "before-round False"]
+    assert (tmp_path / "seen").read_text().splitlines() == seen
