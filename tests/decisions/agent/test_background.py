@@ -114,6 +114,25 @@ def test_work_beside_a_block_has_ended_after_it() -> None:
     assert asyncio.run(whole())
 
 
+def test_a_block_whose_loop_has_gone_is_left_without_a_wait() -> None:
+    async def whole() -> None:
+        async with beside(_wait_for_ever()):
+            await asyncio.Event().wait()
+
+    loop, block = asyncio.new_event_loop(), whole()
+    try:
+        work = loop.create_task(block)
+        loop.run_until_complete(asyncio.sleep(0))
+        # As the end of the interpreter does with what is left; it may await nothing.
+        block.close()
+        assert not work.done()
+    finally:
+        for task in asyncio.all_tasks(loop):
+            task.cancel()
+        loop.run_until_complete(asyncio.sleep(0))
+        loop.close()
+
+
 class Calls:
     """A function that is called every second, whose calls with these numbers fail."""
 

@@ -4,7 +4,8 @@ error of one of them comes to. In virtual time."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+import inspect
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 
 from virtual_loop import run_virtually
@@ -229,3 +230,27 @@ def test_another_source_has_another_rhythm() -> None:
     before, after = run_virtually(run())
     assert before["rank 0"].period == STEP
     assert after["rank 0"].period is None
+
+
+def test_a_consumer_that_is_closed_before_the_work_with_its_sample_begins_leaves_nothing_unawaited() -> None:
+    async def run() -> list[bool]:
+        task = Task()
+        tick = Tick(task.read, no_error)
+
+        async def work() -> float:
+            raise AssertionError("it never begins")
+
+        wishes = []
+
+        def take(sample: Activities) -> Coroutine[object, object, float]:
+            wishes.append(work())
+            # When the work has been made a task, and before its first step.
+            asyncio.get_running_loop().call_soon(consumer.close)
+            return wishes[-1]
+
+        consumer = tick.add("it", take)
+        tick.follow(1, True)
+        await asyncio.sleep(1)
+        return [inspect.getcoroutinestate(wish) == inspect.CORO_CLOSED for wish in wishes]
+
+    assert run_virtually(run()) == [True]
