@@ -99,11 +99,10 @@ class Machines:
             if self._owner.stdout.readline() != "ready\n":
                 _, reason = self._owner.communicate(timeout=START_TIMEOUT)
                 raise NetworkError(reason.strip().rpartition("\n")[2] or "no namespaces can be made")
-            by_name = {
-                process.cmdline()[-1]: process
-                for process in psutil.Process(self._owner.pid).children(True)
-                if process.name() == "bash"
-            }
+            shells = [one for one in psutil.Process(self._owner.pid).children(True) if one.name() == "bash"]
+            # For a moment the first process of a machine has a copy of itself, which is about to run sleep.
+            pids = {one.pid for one in shells}
+            by_name = {one.cmdline()[-1]: one for one in shells if one.ppid() not in pids}
             self.by_name = {name: Machine(name, address, by_name[name].pid) for name, address in addresses.items()}
         except BaseException:
             self.close()
