@@ -184,6 +184,18 @@ def agent_of(watchdog: subprocess.Popen[str]) -> psutil.Process:
     return next(p for p in psutil.Process(watchdog.pid).children() if p.name().startswith("dlrover-agent"))
 
 
+def child_named(parent: psutil.Process, name: str) -> psutil.Process:
+    """Return the child of `parent` that calls itself `name`: a process may be seen before it has its name."""
+    deadline = time.monotonic() + WAIT
+    while time.monotonic() < deadline:
+        for child in parent.children():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if child.name() == name and child.status() != psutil.STATUS_ZOMBIE:
+                    return child
+        time.sleep(0.01)
+    raise AssertionError(f"process {parent.pid} has no child {name}: {parent.children()}")
+
+
 def calls_of(act: Callable[[], object]) -> int:
     """Return how many functions `act` calls: a measure of work that does not depend on the load of the machine."""
     count = 0

@@ -13,7 +13,19 @@ from typing import Any
 
 import psutil
 import pytest
-from harness import WAIT, WORKERS, Finished, Mailbox, agent_of, finish, kill_leftovers, launch, still_alive, watched
+from harness import (
+    WAIT,
+    WORKERS,
+    Finished,
+    Mailbox,
+    agent_of,
+    child_named,
+    finish,
+    kill_leftovers,
+    launch,
+    still_alive,
+    watched,
+)
 
 from dlrover_run.events.ledger import build_ledger
 from dlrover_run.events.reader import read_logs
@@ -50,7 +62,7 @@ class Job:
 
     @property
     def store(self) -> psutil.Process:
-        return next(one for one in agent_of(self.process).children() if one.name() == "dlrover-store")
+        return child_named(agent_of(self.process), "dlrover-store")
 
 
 @contextmanager

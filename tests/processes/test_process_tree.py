@@ -19,6 +19,7 @@ from harness import (
     WORKERS,
     Mailbox,
     agent_of,
+    child_named,
     finish,
     kill_leftovers,
     launch,
@@ -196,7 +197,7 @@ def test_the_directory_in_tmp_is_removed_even_when_relay_and_watchdog_are_killed
     watchdog = launch(mailbox, "--nproc-per-node=2", WORKERS / "hold.py")
     mailbox.gather(2)
     agent = agent_of(watchdog)
-    relay = next(child for child in agent.children() if child.name() == "dlrover-relay")
+    relay = child_named(agent, "dlrover-relay")
     assert [p.name for p in mailbox.directory.iterdir()] != []
     with watched(agent.pid, relay.pid) as pidfds:
         relay.kill()
