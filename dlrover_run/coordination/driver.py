@@ -22,6 +22,7 @@ from dlrover_run.coordination.records.round import NodeKey
 from dlrover_run.coordination.records.rules import MAX_NODES
 from dlrover_run.coordination.records.validation import validate_report, wrong_job_kind
 from dlrover_run.coordination.waiting_throttle import WaitingThrottle
+from dlrover_run.words.log_level import traceback_lines
 from dlrover_run.words.reasons import Reasons, sentence
 
 ERROR_RETRY = 5.0
@@ -82,8 +83,8 @@ class Writes:
 
 class Driver:
     """Drives `coordinator`. Nothing of a plan is handed out before the plan was `written`: assignments, answers and the
-    lines for the log, which `log` gets; `log_error` gets those about internal errors, by default the same. With
-    `shows_changes` the lines also say who has changed what in each decision.
+    lines for the log, which `log` gets; `log_error` gets those about internal errors, by default the same. With `debug`
+    the lines also say who has changed what in each decision, and where an internal error was raised.
 
     `kept_together`: the assignments are kept where the plan is. Both are then handed out at once, for one transaction;
     and while the plan is recovered from the nodes' reports, the assignments that are kept hold.
@@ -103,7 +104,7 @@ class Driver:
         kept_together: bool = False,
         begin: Callable[[float], Coordinator] | None = None,
         log_error: Callable[[str], None] | None = None,
-        shows_changes: bool = False,
+        debug: bool = False,
     ) -> None:
         self.stored = coordinator.plan
         self.write_error = ""
@@ -111,7 +112,7 @@ class Driver:
         self._kept_together = kept_together
         self._begin = begin
         self._log_error = log_error or log
-        self._shows_changes = shows_changes
+        self._debug = debug
         # Whether the plan is to be stored, and whether the assignments are to be sent.
         self._plan_due = self._send_due = False
         self._retry_at: float | None = None
@@ -263,8 +264,8 @@ class Driver:
 
     def _set_coordinator(self, coordinator: Coordinator) -> None:
         self.coordinator = coordinator
-        coordinator.shows_changes = self._shows_changes
-        if self._shows_changes:
+        coordinator.shows_changes = self._debug
+        if self._debug:
             self._log(f"debug: {coordinator.job.order}")
         self._throttle = WaitingThrottle(self._compute_waiting)
 
@@ -344,7 +345,10 @@ class Driver:
         self.coordinator.problem = line
         if line not in self._reported_errors:
             self._reported_errors.add(line)
-            self._log_error(line)
+            self._log_error(f"warning: {line}")
+            if self._debug:
+                for traceback_line in traceback_lines(error):
+                    self._log(traceback_line)
         return line
 
     def _note_over(self) -> None:

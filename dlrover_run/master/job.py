@@ -104,9 +104,7 @@ class JobHost:
         self._log_to_launcher = log_to_launcher
         self._nodes: dict[NodeKey, _ConnectedNode] = {}
         # It logs at once, so what that takes comes first.
-        self._driver = Driver(
-            coordinator, self._log_to_all, log_error=self._notify_nodes, shows_changes=is_debug(os.environ)
-        )
+        self._driver = Driver(coordinator, self._log_to_all, log_error=self._notify_nodes, debug=is_debug(os.environ))
         self._unanswered: set[NodeKey] = set()
         self._detector: FailureDetector[NodeKey] = FailureDetector(coordinator.rules.heartbeat_timeout)
         self._over_at = now - plan_age if self._driver.is_over else None

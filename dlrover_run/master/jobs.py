@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
@@ -28,6 +29,7 @@ from dlrover_run.master.job import JobHost, NodeConnection, RequestRefused
 from dlrover_run.master.journal import Journal, JournalDamaged
 from dlrover_run.rendezvous.failure_detector import PauseDetector
 from dlrover_run.transport.messages import Answered, InvalidMessage, Join, Refused, Welcome, decode_rules
+from dlrover_run.words.log_level import is_debug, traceback_lines
 from dlrover_run.words.reasons import render
 
 MAX_JOBS = 1000
@@ -333,6 +335,9 @@ class Jobs:
                 # A defect in one job must not end the others. Its nodes continue training and reconnect.
                 text = internal_error(error)
                 self._log(f"job {name!r}: {text}")
+                if is_debug(os.environ):
+                    for line in traceback_lines(error):
+                        self._log(line)
                 self._drop(job)
                 job.close(Refused(text, retry=True))
                 continue

@@ -115,12 +115,7 @@ class LocalClient:
         loop = asyncio.get_running_loop()
         now = loop.time()
         if self._driver is None:
-            self._driver = Driver(
-                Coordinator(self._rules, now),
-                self._lines.append,
-                log_error=lambda line: self._lines.append(f"warning: {line}"),
-                shows_changes=is_debug(os.environ),
-            )
+            self._driver = Driver(Coordinator(self._rules, now), self._lines.append, debug=is_debug(os.environ))
         driver = self._driver
         for reported in self._with_peers(report, driver.coordinator):
             driver.arrive(reported, now)

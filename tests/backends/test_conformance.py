@@ -7,6 +7,7 @@ what only one backend has (its messages, its authentication, its processes).
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 from collections.abc import Callable
 from typing import Any
@@ -260,8 +261,9 @@ def a_request_of_the_other_program_is_refused(backend: Backend) -> None:
 
 
 def an_internal_error_of_a_decision_ends_no_node(backend: Backend) -> None:
-    node = backend.node()
-    train(backend, node)
+    with patch.dict(os.environ, LOGLEVEL="DEBUG"):
+        node = backend.node()
+        train(backend, node)
     backend.allow_internal_errors()
     with patch.object(coordinator, "decide", side_effect=ZeroDivisionError("planted")) as decide:
         node.report(phase=NodePhase.FAILED, failure=killed(node), progressed=True)
@@ -274,7 +276,9 @@ def an_internal_error_of_a_decision_ends_no_node(backend: Backend) -> None:
     # A master has a log besides the consoles of its nodes.
     shown = [line for line in backend.lines if "internal error" in line and "job 'job': " not in line]
     assert len(shown) == 1, shown
-    assert "internal error in a decision: ZeroDivisionError('planted'); the plan stays as it is" in shown[0]
+    assert "warning: internal error in a decision: ZeroDivisionError('planted'); the plan stays as it is" in shown[0]
+    # And where, for those who look for the defect.
+    assert any("debug: " in line and "coordinator.py" in line and " in advance: " in line for line in backend.lines)
 
 
 def an_internal_error_beside_a_decision_ends_no_node(backend: Backend) -> None:
@@ -558,6 +562,19 @@ def test_a_single_node_logs_the_result_of_a_check_unless_its_agent_does(fact: Fa
     with Backend("local", FACTS[fact]) as backend:
         fact(backend)
         assert [line[line.index("Fault") :] for line in backend.lines if "Fault nodes" in line] == lines
+
+
+def test_a_single_node_shows_an_internal_error_after_its_check_too() -> None:
+    """Its agent prints the result of a check itself, and the lines of the coordinator are dropped then."""
+    with Backend("local", FACTS[a_node_is_checked_before_it_trains]) as backend:
+        a_node_is_checked_before_it_trains(backend)
+        (node,) = backend.nodes
+        assert node.assignment.is_announced
+        backend.allow_internal_errors()
+        with patch.object(coordinator, "decide", side_effect=ZeroDivisionError("planted")):
+            node.report(phase=NodePhase.FAILED, failure=killed(node), progressed=True)
+            backend.wait(driver.ERROR_RETRY)
+        assert any("warning: internal error in a decision: ZeroDivisionError" in line for line in backend.lines)
 
 
 def test_a_node_with_a_node_rank_flag_is_not_checked() -> None:

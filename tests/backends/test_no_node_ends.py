@@ -143,8 +143,8 @@ def test_an_internal_error_of_the_leader_ends_no_node() -> None:
     leader = FailingLeader(ZeroDivisionError("planted"), KeyError("planted"))
     run_virtually(election._keep_leading(leader))  # type: ignore[arg-type]
     assert [line.split("; ")[0] for line in lines] == [
-        "internal error of the leader: ZeroDivisionError('planted')",
-        "internal error of the leader: KeyError('planted')",
+        "warning: internal error of the leader: ZeroDivisionError('planted')",
+        "warning: internal error of the leader: KeyError('planted')",
     ]
     with pytest.raises(LeaseExpired):
         run_virtually(election._keep_leading(FailingLeader(LeaseExpired("gone"))))  # type: ignore[arg-type]

@@ -4,6 +4,7 @@ as its lease lives."""
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -30,6 +31,7 @@ from dlrover_run.store.operations import (
     StoreUnavailable,
     Txn,
 )
+from dlrover_run.words.log_level import is_debug, traceback_lines
 
 PER_SECOND = 500
 """Nodes that campaign in a second after the leader has gone: all of them detect that at the same time."""
@@ -107,7 +109,10 @@ class Election:
                 raise
             except Exception as error:
                 # The line is the same at each attempt, and is logged once.
-                self.log(f"internal error of the leader: {repr(error)[:MAX_ERROR_TEXT]}; please report it")
+                self.log(f"warning: internal error of the leader: {repr(error)[:MAX_ERROR_TEXT]}; please report it")
+                if is_debug(os.environ):
+                    for line in traceback_lines(error):
+                        self.log(line)
                 await asyncio.sleep(ERROR_RETRY)
 
     def _resign(self) -> None:

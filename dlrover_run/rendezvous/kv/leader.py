@@ -191,7 +191,7 @@ class StoreLeader:
                 self.log,
                 kept_together=True,
                 begin=self._begin,
-                shows_changes=is_debug(os.environ),
+                debug=is_debug(os.environ),
             )
         # After a time away the leases of other nodes may have expired; they take new ones.
         self._compensate_stall(driver, now, was_away)
