@@ -56,10 +56,23 @@ class StallResponse:
         if self._action in ("dump", "restart"):
             show_stacks(report, f"round {ranks.round}", self._services.run_dir, self._services.console)
         if self._action == "restart":
-            here = [one.spec.rank for one in self._workers.group.running if one.spec.rank in report.to_restart]
-            if here:
-                self._services.console.info("the worker is killed, and its round ends (--stall-action=restart)")
-                self._workers.kill(here, "--stall-action=restart, as it made no progress")
+            self._restart(report)
+
+    def _restart(self, report: StallReport) -> None:
+        """Kill the workers of this node that end the round. One that the evidence does not name is killed only because
+        any failure ends the round, and no message calls it the cause."""
+        here = tuple(one.spec.rank for one in self._workers.group.running if one.spec.rank in report.to_restart)
+        if not here:
+            return
+        if set(here) <= set(report.guilty):
+            self._services.console.info("the worker is killed, and its round ends (--stall-action=restart)")
+            self._workers.kill(here, "--stall-action=restart, as it made no progress")
+        else:
+            self._services.console.info(
+                f"no rank that runs is named: {format_ranks(here)} is killed, so that the round restarts "
+                "(--stall-action=restart)"
+            )
+            self._workers.kill(here, "--stall-action=restart to restart the round, as no rank that runs is named")
 
     def on_resume(self, resumed: Resumed) -> None:
         """Report that the workers make progress again. With `alone` some were quiet, and perhaps never reported."""

@@ -34,10 +34,12 @@ class Round:
         self.group = SimpleNamespace(running=workers)
         self.ranks = SimpleNamespace(round=3)
         self.killed: list[int] = []
+        self.reasons: list[str] = []
         self.stalled: dict[int, str] = {}
 
     def kill(self, ranks: tuple[int, ...], why: str) -> None:
         self.killed += ranks
+        self.reasons.append(why)
 
 
 class Kept(Events):
@@ -143,7 +145,17 @@ def test_the_exit_of_a_worker_that_was_killed_names_the_flag() -> None:
     assert cause_of(replace(end, has_lost_peer=True)) is Cause.LOST_PEER
 
 
-@pytest.mark.parametrize(("guilty", "killed"), [((5,), [5]), ((), [4]), ((9,), [])])
-def test_a_restart_kills_workers_on_their_own_node_only(guilty: tuple[int, ...], killed: list[int]) -> None:
-    workers, _, _ = respond("restart", report(*guilty))
+@pytest.mark.parametrize(
+    ("guilty", "killed", "says"),
+    [
+        ((5,), [5], "the worker is killed, and its round ends"),
+        ((), [4], "no rank that runs is named: rank 4 is killed, so that the round restarts"),
+        ((9,), [], ""),
+    ],
+)
+def test_a_restart_kills_workers_on_their_own_node_only(guilty: tuple[int, ...], killed: list[int], says: str) -> None:
+    workers, _, lines = respond("restart", report(*guilty))
     assert workers.killed == killed
+    assert [line.startswith(says) for line in lines if "killed" in line] == [True] * len(killed)
+    named = ["as it made no progress" in why for why in workers.reasons]
+    assert named == [rank in guilty for rank in killed], "a worker is blamed only if the evidence names it"
