@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Protocol
 
 from dlrover_run.agent.node_feature import NodeFeature
@@ -52,8 +52,9 @@ class WorkersFeature(NodeFeature):
     async def before_cleanup(self) -> None:
         """What the workers of the last round have left behind is ended next, before `before_round`."""
 
-    async def before_round(self, ranks: RankAssignment) -> None:
-        """The workers of a round start next. Raises what ends the node."""
+    async def before_round(self, ranks: RankAssignment, is_wanted: Callable[[], bool]) -> None:
+        """The workers of a round start next, if they still are to start: `is_wanted` says so, also after a wait. Raises
+        what ends the node."""
 
     def round_begins(self, workers: WorkerRound) -> None:
         """The workers of this round start now, those that it has taken over excepted."""

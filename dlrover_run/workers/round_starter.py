@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
 from dlrover_run.agent.framework import AgentServices
@@ -68,7 +69,8 @@ class RoundStarter:
 
     async def restart(self, ranks: RankAssignment) -> None:
         """Start all workers of a round, once those of the last one have ended. Raises what ends the node."""
-        if (before := self.current) is not None:
+        before = self.current
+        if before is not None:
             for feature in self.features:
                 await feature.before_cleanup()
             if not self.is_wanted(ranks):
@@ -76,10 +78,10 @@ class RoundStarter:
             # Now, as a command of the user before a round may look at the devices, which an orphan may hold.
             self._end_orphans()
         for feature in self.features:
-            await feature.before_round(ranks)
+            await feature.before_round(ranks, partial(self.is_wanted, ranks))
         if not self.is_wanted(ranks):
             return
-        if (before := self.current) is not None:
+        if before is not None:
             await before.collect_exit_info(RESTART_DRAIN_TIMEOUT)
             if not self.is_wanted(ranks):
                 return
@@ -102,7 +104,7 @@ class RoundStarter:
             return self.is_wanted(ranks) and not (is_same and before.has_failed)
 
         for feature in self.features:
-            await feature.before_round(ranks)
+            await feature.before_round(ranks, is_wanted)
         await before.stopped()
         if not is_wanted():
             return

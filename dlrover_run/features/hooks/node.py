@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from dlrover_run.agent.framework import AgentServices, FrameworkAdapter
@@ -77,15 +77,15 @@ class Hooks(WorkersFeature):
         # What looks at a failure may need the processes and the devices as they are.
         await self._failure_seen()
 
-    async def before_round(self, ranks: RankAssignment) -> None:
+    async def before_round(self, ranks: RankAssignment, is_wanted: Callable[[], bool]) -> None:
         # Where workers are replaced in their round, there is no cleanup.
         await self._failure_seen()
         # For a round that runs already others take the places of those of its workers that have failed.
-        if self._is_wanted(ranks) and ranks.key != self._passed:
+        if is_wanted() and ranks.key != self._passed:
             problem = await self._run("before-round", _round_facts(ranks))
             if not problem:
                 self._passed = ranks.key
-            elif self._is_wanted(ranks):
+            elif is_wanted():
                 raise NodeRefused(f"the hook before-round keeps this node out of round {ranks.round}: {problem}")
 
     def stop_waiting(self) -> None:
@@ -104,12 +104,6 @@ class Hooks(WorkersFeature):
         to the end of the job nevertheless."""
         if self._after_failure is not None:
             await asyncio.wait([self._after_failure])
-
-    def _is_wanted(self, ranks: RankAssignment) -> bool:
-        """Whether these are still the ranks of this node."""
-        return (
-            not (self._shutting_down or self._services.shutdown.wanted) and self._services.node_state.round == ranks.key
-        )
 
     def _seconds(self, event: str) -> float:
         """The seconds that a command has from now on."""

@@ -5,6 +5,7 @@ Imported only by an agent whose job has a node check.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -69,7 +70,7 @@ class NodeChecks(WorkersFeature):
     def add_to_report(self, report: NodeReport) -> NodeReport:
         return self._runner.add_to_report(report)
 
-    async def before_round(self, ranks: RankAssignment) -> None:
+    async def before_round(self, ranks: RankAssignment, is_wanted: Callable[[], bool]) -> None:
         # The workers need the devices.
         await self._runner.suspend()
 

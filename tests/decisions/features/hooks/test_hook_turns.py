@@ -73,6 +73,7 @@ class Node:
         self.commands: list[Command] = []
         self.lines: list[str] = []
         self.wakes = 0
+        self.is_over = False
         self.state = SimpleNamespace(host="a", node_id="a", round=RANKS.key)
         self.shutdown = ShutdownRequest(
             parse([f"--shutdown-timeout={SHUTDOWN_TIMEOUT}", __file__], {}),
@@ -95,6 +96,15 @@ class Node:
             wake=self._note_wake,
         )
         self.hooks = node.Hooks(services, SimpleNamespace())  # type: ignore[arg-type]
+
+    async def before_round(self, ranks: RankAssignment) -> None:
+        """A round of these ranks begins, unless the job is over or the node has other ranks meanwhile."""
+        await self.hooks.before_round(ranks, lambda: not self.is_over and self.state.round == ranks.key)
+
+    def end_job(self, assignment: Assignment) -> None:
+        """The job is over."""
+        self.is_over = True
+        self.hooks.follow(assignment, shutting_down=True)
 
     def _note_wake(self) -> None:
         self.wakes += 1
@@ -157,10 +167,10 @@ def test_a_command_before_a_round_does_not_hold_up_the_end_of_the_job_and_is_no_
     play: Callable[[Scene], None], end: Assignment
 ) -> None:
     async def scene(one: Node) -> None:
-        start = asyncio.ensure_future(one.hooks.before_round(RANKS))
+        start = asyncio.ensure_future(one.before_round(RANKS))
         await one.begun(1)
-        one.hooks.follow(end, shutting_down=True)
-        one.hooks.follow(end, shutting_down=True)
+        one.end_job(end)
+        one.end_job(end)
         await start
         assert now() == pytest.approx(SHUTDOWN_TIMEOUT, abs=1)
         assert one.ran == ["before-round 1"]
@@ -172,12 +182,12 @@ def test_a_command_that_fails_before_a_round_which_is_not_wanted_any_more_does_n
     play: Callable[[Scene], None],
 ) -> None:
     async def scene(one: Node) -> None:
-        start = asyncio.ensure_future(one.hooks.before_round(RANKS))
+        start = asyncio.ensure_future(one.before_round(RANKS))
         command = await one.begun(1)
         one.state.round = rank_assignment(2).key
         command.end("broken")
         await start
-        again = asyncio.ensure_future(one.hooks.before_round(rank_assignment(2)))
+        again = asyncio.ensure_future(one.before_round(rank_assignment(2)))
         (await one.begun(2)).end("broken")
         with pytest.raises(NodeRefused, match="out of round 2: broken"):
             await again
@@ -192,8 +202,8 @@ def test_commands_after_a_failure_have_the_time_of_a_stop_together_and_their_own
     async def scene(one: Node) -> None:
         one.fail()
         await one.begun(1)
-        one.hooks.follow(end, shutting_down=True)
-        await one.hooks.before_round(RANKS)
+        one.end_job(end)
+        await one.before_round(RANKS)
         assert now() == pytest.approx(seconds, abs=1)
         last = "no time was left for it" if end is STOPPED else "late"
         assert one.lines == [f"warning: the hook after-failure has failed: {text}" for text in ("late", last)]
@@ -222,7 +232,7 @@ def test_a_round_in_which_workers_are_replaced_has_its_commands_once(play: Calla
     async def scene(one: Node) -> None:
         for ranks, count in ((RANKS, 2), (RANKS, 2), (rank_assignment(2), 4)):
             one.state.round = ranks.key
-            start = asyncio.ensure_future(one.hooks.before_round(ranks))
+            start = asyncio.ensure_future(one.before_round(ranks))
             for number in range(len(one.commands) + 1, count + 1):
                 (await one.begun(number)).end()
             await start
@@ -252,7 +262,7 @@ def test_a_health_check_waits_for_the_commands_after_a_failure(play: Callable[[S
             checks.follow(Assignment(), shutting_down=False)
             assert not updates
             command.end()
-        await one.hooks.before_round(RANKS)
+        await one.before_round(RANKS)
         await asyncio.sleep(0)
         assert one.wakes == 1
         checks.follow(Assignment(), shutting_down=False)
