@@ -19,7 +19,7 @@ from dlrover_run.coordination.activities import Activities
 from dlrover_run.coordination.decide import Job, decide
 from dlrover_run.coordination.decision import Deadline, Wait, changed_by, update_plan
 from dlrover_run.coordination.engine import Accepted
-from dlrover_run.coordination.membership import KnownNodes, Members
+from dlrover_run.coordination.membership import KnownNodes, Nodes
 from dlrover_run.coordination.node_views import (
     EMPTY_VIEW,
     affects_nodes,
@@ -139,7 +139,7 @@ class Coordinator:
                 self._nodes.expect(node, self.plan.clock, grace, NodePhase.WAITING)
 
     @property
-    def members(self) -> Members:
+    def nodes(self) -> Nodes:
         return MappingProxyType(self._nodes.states)
 
     @property
@@ -333,14 +333,14 @@ class Coordinator:
         waiting = None if self.plan.phase in OVER else self.waiting(now)
         activities, past = self.activities.by_node, self.activities.past_times
         return job_status(
-            JobView(name, self.rules, self.plan, self.members, views, waiting, time, aged, activities, past)
+            JobView(name, self.rules, self.plan, self.nodes, views, waiting, time, aged, activities, past)
         )
 
     def _requested(self, time: float) -> Plan:
         """The plan after the requests that have been taken since the last decision."""
         plan = self.plan
         for request in self._requests:
-            # What was possible when it was taken may not be any more, after a change of the members.
+            # What was possible when it was taken may not be any more, after a change of the nodes.
             with contextlib.suppress(RequestFailed):
                 plan = self._apply(request, plan, time).plan
         return plan

@@ -1,4 +1,4 @@
-"""One decision: from the rules, the plan, the members and the job time to the next plan.
+"""One decision: from the rules, the plan, the nodes and the job time to the next plan.
 
 Here is the order: the observers, then the engine, which asks the gate of the job while it gathers nodes and while a
 round runs. What an operator has requested is in the plan before (`Coordinator`).
@@ -23,7 +23,7 @@ from dlrover_run.coordination.decision import (
     update_plan,
 )
 from dlrover_run.coordination.engine import Engine
-from dlrover_run.coordination.membership import Members
+from dlrover_run.coordination.membership import Nodes
 from dlrover_run.coordination.observer import Observation, Observer
 from dlrover_run.coordination.records.plan import OVER, Plan
 from dlrover_run.coordination.records.rules import JobRules
@@ -46,16 +46,16 @@ class Job(NamedTuple):
         return f"each decision asks {asked}" + (f", which asks the gate {self.gate_name}" if self.gate_name else "")
 
 
-def decide(job: Job, plan: Plan, members: Members, now: float) -> Decision:
-    """The plan that follows from `plan` once the nodes are as in `members` at job time `now`; `plan` itself when
+def decide(job: Job, plan: Plan, nodes: Nodes, now: float) -> Decision:
+    """The plan that follows from `plan` once the nodes are as in `nodes` at job time `now`; `plan` itself when
     nothing has to change."""
     if plan.phase in OVER:
         return Decision(plan)
     steps = Steps(plan, now)
     for _ in range(MAX_STEPS):
         for name, observer in job.observers.items():
-            steps.note(name, observer.observe(steps.plan, members, now))
-        if not steps.take(job.engine_name, job.engine.decide(steps.plan, members, now)):
+            steps.note(name, observer.observe(steps.plan, nodes, now))
+        if not steps.take(job.engine_name, job.engine.decide(steps.plan, nodes, now)):
             return steps.decision
     raise Unsettled
 

@@ -150,8 +150,8 @@ class Driver:
     @property
     def has_absent(self) -> bool:
         """Whether one of those is not connected, and may come back to learn the end."""
-        members = self.coordinator.members
-        return any(key not in members or not members[key].connected for key in self.unaware)
+        nodes = self.coordinator.nodes
+        return any(key not in nodes or not nodes[key].connected for key in self.unaware)
 
     def problem_of(self, report: NodeReport) -> str | None:
         """Why this report must not `arrive`: no node of this job can send it. None if one can."""
@@ -197,7 +197,7 @@ class Driver:
             is_due = self._plan_due
         if is_due and not self._kept_together:
             return Writes(self.coordinator.plan)
-        renewed = self._throttle.renew(now, len(self.coordinator.members), at_once=self._send_due)
+        renewed = self._throttle.renew(now, len(self.coordinator.nodes), at_once=self._send_due)
         self._send_due = self._send_due or renewed
         if self._kept_together and self.coordinator.recovering:
             return Writes(answers=self._ready_answers())
@@ -325,7 +325,7 @@ class Driver:
     def _begin_again(self, coordinator: Coordinator, now: float) -> None:
         before = self.coordinator
         self._set_coordinator(coordinator)
-        for state in before.members.values():
+        for state in before.nodes.values():
             if state.connected:
                 coordinator.receive(state.report, now)
         self._answers = dict.fromkeys(self._answers, Answer(refusal=JUST_BEGUN))
@@ -353,4 +353,4 @@ class Driver:
 
     def _note_over(self) -> None:
         members = {member.key for member in self.coordinator.plan.members if not member.done}
-        self._unaware = (members | self.coordinator.members.keys() | self._displaced) - self._left
+        self._unaware = (members | self.coordinator.nodes.keys() | self._displaced) - self._left

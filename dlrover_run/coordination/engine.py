@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar, NamedTuple, Protocol
 
 from dlrover_run.coordination.decision import Decision
-from dlrover_run.coordination.membership import Members
+from dlrover_run.coordination.membership import Nodes
 from dlrover_run.coordination.records.assignment import AssignmentPart
 from dlrover_run.coordination.records.plan import Plan, PlanPhase
 from dlrover_run.coordination.records.report import NodeReport, ReportPart
@@ -29,7 +29,7 @@ class Engine(Protocol):
     has_successors: ClassVar[bool] = True
     """Whether nodes of the job may start the next master."""
 
-    def decide(self, plan: Plan, members: Members, now: float) -> Decision:
+    def decide(self, plan: Plan, nodes: Nodes, now: float) -> Decision:
         """What follows in a job that is not over, after its observers have looked."""
         ...
 
@@ -41,7 +41,7 @@ class Engine(Protocol):
         """What is assigned to nodes beside their ranks."""
         ...
 
-    def request(self, base: JobRules, plan: Plan, members: Members, request: OperatorRequest, now: float) -> Accepted:
+    def request(self, base: JobRules, plan: Plan, nodes: Nodes, request: OperatorRequest, now: float) -> Accepted:
         """What follows from an operator's request to drain a node or to change the size of a job that was started with
         the rules `base`. Raises RequestFailed."""
         ...
@@ -67,7 +67,7 @@ class Engine(Protocol):
         """The part of the assignment with which a node continues until the plan is rebuilt."""
         ...
 
-    def recover(self, plan: Plan, members: Members, grace_over: bool, now: float) -> Plan | None:
+    def recover(self, plan: Plan, nodes: Nodes, grace_over: bool, now: float) -> Plan | None:
         """The plan of a running job, rebuilt from the reports of the nodes that are connected; None while nodes are
         awaited that could report more. With `grace_over` no further ones are."""
         ...

@@ -6,14 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar, NamedTuple, Protocol
 
 from dlrover_run.coordination.decision import Deadline, Wait
-from dlrover_run.coordination.membership import Members, MemberState
+from dlrover_run.coordination.membership import KnownNode, Nodes
 from dlrover_run.coordination.records.assignment import AssignmentPart
 from dlrover_run.coordination.records.plan import Plan, PlanPart
 from dlrover_run.coordination.records.round import NodeKey, RankAssignment
 from dlrover_run.coordination.records.rules import JobRules
 from dlrover_run.words.reasons import Reason, Reasons
 
-Choose = Callable[[Sequence[MemberState]], list[MemberState]]
+Choose = Callable[[Sequence[KnownNode]], list[KnownNode]]
 """The nodes of the next round out of these, in the order of their ranks."""
 
 
@@ -35,7 +35,7 @@ class Permit(NamedTuple):
     """What a gate says of the next round. It may begin with the nodes `ranked`, in the order of their ranks, but not
     before `until`; or `begun` is the plan in which the gate has begun what has to precede the round."""
 
-    ranked: Sequence[MemberState] = ()
+    ranked: Sequence[KnownNode] = ()
     until: Deadline | None = None
     begun: Plan | None = None
 
@@ -50,24 +50,24 @@ class Gate(Protocol):
     name: ClassVar[str]
     """The feature, as the author of its changes."""
 
-    def healthy(self, plan: Plan, members: Members) -> list[MemberState]:
+    def healthy(self, plan: Plan, nodes: Nodes) -> list[KnownNode]:
         """The nodes that may have ranks in some round to come."""
         ...
 
-    def between(self, plan: Plan, members: Members, now: float) -> Step:
+    def between(self, plan: Plan, nodes: Nodes, now: float) -> Step:
         """Continue what the gate has begun before the next round, as far as the reports lead."""
         ...
 
-    def permit(self, plan: Plan, nodes: Sequence[MemberState], choose: Choose, now: float) -> Permit:
+    def permit(self, plan: Plan, nodes: Sequence[KnownNode], choose: Choose, now: float) -> Permit:
         """Whether a round can be formed of these nodes, which are enough for one. Nodes that the gate knows nothing of
         yet delay no round that has enough others."""
         ...
 
-    def during(self, plan: Plan, members: Members, now: float) -> Step:
+    def during(self, plan: Plan, nodes: Nodes, now: float) -> Step:
         """Act on nodes without ranks while a round runs."""
         ...
 
-    def joins(self, plan: Plan, nodes: Sequence[MemberState]) -> list[MemberState]:
+    def joins(self, plan: Plan, nodes: Sequence[KnownNode]) -> list[KnownNode]:
         """Those of the healthy nodes that may have ranks at once, in place of or beside those of the round."""
         ...
 
@@ -75,7 +75,7 @@ class Gate(Protocol):
         """The plan after the end of a round."""
         ...
 
-    def removals(self, plan: Plan, members: Members) -> Reasons:
+    def removals(self, plan: Plan, nodes: Nodes) -> Reasons:
         """Which nodes the gate has removed, for nodes that wait for others."""
         ...
 
@@ -87,7 +87,7 @@ class Gate(Protocol):
         """A predecessor's plan, for its successor."""
         ...
 
-    def recovered(self, plan: Plan, members: Members) -> PlanPart | None:
+    def recovered(self, plan: Plan, nodes: Nodes) -> PlanPart | None:
         """As of an observer: its part of a plan that was rebuilt from reports."""
         ...
 
@@ -100,25 +100,25 @@ class OpenGate(Gate):
     def __init__(self, rules: JobRules) -> None:
         self.rules = rules
 
-    def healthy(self, plan: Plan, members: Members) -> list[MemberState]:
-        return [state for state in members.values() if state.is_available]
+    def healthy(self, plan: Plan, nodes: Nodes) -> list[KnownNode]:
+        return [state for state in nodes.values() if state.is_available]
 
-    def between(self, plan: Plan, members: Members, now: float) -> Step:
+    def between(self, plan: Plan, nodes: Nodes, now: float) -> Step:
         return Step(plan)
 
-    def permit(self, plan: Plan, nodes: Sequence[MemberState], choose: Choose, now: float) -> Permit:
+    def permit(self, plan: Plan, nodes: Sequence[KnownNode], choose: Choose, now: float) -> Permit:
         return Permit(choose(nodes))
 
-    def during(self, plan: Plan, members: Members, now: float) -> Step:
+    def during(self, plan: Plan, nodes: Nodes, now: float) -> Step:
         return Step(plan)
 
-    def joins(self, plan: Plan, nodes: Sequence[MemberState]) -> list[MemberState]:
+    def joins(self, plan: Plan, nodes: Sequence[KnownNode]) -> list[KnownNode]:
         return list(nodes)
 
     def end_round(self, plan: Plan) -> Plan:
         return plan
 
-    def removals(self, plan: Plan, members: Members) -> Reasons:
+    def removals(self, plan: Plan, nodes: Nodes) -> Reasons:
         return ()
 
     def orders(self, plan: Plan, ranks: Mapping[NodeKey, RankAssignment]) -> Mapping[NodeKey, AssignmentPart]:
@@ -127,5 +127,5 @@ class OpenGate(Gate):
     def take_over(self, plan: Plan) -> Plan:
         return plan
 
-    def recovered(self, plan: Plan, members: Members) -> PlanPart | None:
+    def recovered(self, plan: Plan, nodes: Nodes) -> PlanPart | None:
         return None

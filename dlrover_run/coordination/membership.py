@@ -14,7 +14,7 @@ from dlrover_run.coordination.records.round import Member, NodeKey, RoundKey
 _DRAINING = frozenset({NodePhase.LEAVING, NodePhase.LEFT})
 
 
-class MemberState(msgspec.Struct, frozen=True):
+class KnownNode(msgspec.Struct, frozen=True):
     """One node as the coordinator sees it. Times are job time.
 
     `joined_at` is when its first report was received, `changed_at` when its phase or ranks last changed.
@@ -66,7 +66,7 @@ class MemberState(msgspec.Struct, frozen=True):
         return self.succeeded == key
 
 
-Members = Mapping[NodeKey, MemberState]
+Nodes = Mapping[NodeKey, KnownNode]
 
 
 class KnownNodes:
@@ -74,7 +74,7 @@ class KnownNodes:
     Times are job time."""
 
     def __init__(self) -> None:
-        self.states: dict[NodeKey, MemberState] = {}
+        self.states: dict[NodeKey, KnownNode] = {}
         # The keys of the nodes by their node id, so that joining a large job costs no more than joining a small one.
         self._processes: dict[str, list[NodeKey]] = {}
 
@@ -94,7 +94,7 @@ class KnownNodes:
             same = (known.report.phase, known.report.ranks) == (report.phase, report.ranks)
             changed = known.changed_at if same else time
             prepared = time if known.report.preparing and not report.preparing else known.prepared_at
-            self.states[report.key] = MemberState(
+            self.states[report.key] = KnownNode(
                 report, known.joined_at, changed, succeeded=succeeded, prepared_at=prepared
             )
             return
@@ -103,7 +103,7 @@ class KnownNodes:
             state = self.states[key]
             disconnected = time if state.disconnected_at is None else state.disconnected_at
             self.states[key] = replace(state, disconnected_at=disconnected, lost_at=time)
-        self._add(MemberState(report, joined_at=time, changed_at=time, succeeded=succeeded))
+        self._add(KnownNode(report, joined_at=time, changed_at=time, succeeded=succeeded))
 
     def expect(self, member: Member, clock: float, within: float, phase: NodePhase = NodePhase.RUNNING) -> None:
         """Wait that number of seconds for a node of a predecessor to connect. `clock` is the job time of its plan."""
@@ -118,7 +118,7 @@ class KnownNodes:
         )
         # Counted as disconnected before any later failure, so that a failure is not charged if this member is lost.
         lost_at = clock + within
-        self._add(MemberState(report, joined_at=clock, changed_at=clock, disconnected_at=-math.inf, lost_at=lost_at))
+        self._add(KnownNode(report, joined_at=clock, changed_at=clock, disconnected_at=-math.inf, lost_at=lost_at))
 
     def disconnect(self, key: NodeKey, time: float, lost_at: float) -> None:
         """The connection of a node has ended: it is declared lost then, unless it reconnects."""
@@ -133,21 +133,21 @@ class KnownNodes:
         if not self._processes[key.node_id]:
             del self._processes[key.node_id]
 
-    def _add(self, newcomer: MemberState) -> None:
+    def _add(self, newcomer: KnownNode) -> None:
         key = newcomer.report.key
         self.states[key] = newcomer
         self._processes.setdefault(key.node_id, []).append(key)
 
 
-def all_have_left(members: Members, now: float) -> bool:
+def all_have_left(nodes: Nodes, now: float) -> bool:
     """Whether the last nodes that were here have left by request, so that no node is expected back.
 
     A node that was not yet declared lost when the last of them left was lost at the same time. It is waited for, as it
     would be if it had been lost just after the others left: the result of the job must not depend on the order.
     """
-    left: list[MemberState] = []
-    lost: list[MemberState] = []
-    for state in members.values():
+    left: list[KnownNode] = []
+    lost: list[KnownNode] = []
+    for state in nodes.values():
         if state.has_left:
             left.append(state)
         elif state.is_lost(now):

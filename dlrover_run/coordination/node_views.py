@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from dlrover_run.coordination.decide import Job
-from dlrover_run.coordination.membership import Members
+from dlrover_run.coordination.membership import Nodes
 from dlrover_run.coordination.records.assignment import (
     MAX_PEERS,
     MAX_SUCCESSORS,
@@ -41,13 +41,13 @@ def node_views(job: Job, plan: Plan) -> dict[NodeKey, NodeView]:
     }
 
 
-def choose_peers(keys: Sequence[NodeKey], members: Members) -> dict[NodeKey, tuple[Peer, ...]]:
+def choose_peers(keys: Sequence[NodeKey], nodes: Nodes) -> dict[NodeKey, tuple[Peer, ...]]:
     """For each of these nodes, in the order of their ranks, at most MAX_PEERS connected ones on other machines: its
     neighbours, and one far from them, which hardly shares a rack."""
     here = [
         (key, state.report)
         for key in keys
-        if (state := members.get(key)) is not None and state.connected and state.report.address
+        if (state := nodes.get(key)) is not None and state.connected and state.report.address
     ]
     found: dict[NodeKey, tuple[Peer, ...]] = {}
     for index, (key, report) in enumerate(here):
@@ -58,11 +58,11 @@ def choose_peers(keys: Sequence[NodeKey], members: Members) -> dict[NodeKey, tup
     return found
 
 
-def choose_successors(plan: Plan, members: Members) -> tuple[str, ...]:
+def choose_successors(plan: Plan, nodes: Nodes) -> tuple[str, ...]:
     """The addresses of the first MAX_SUCCESSORS machines of the round, in the order of their ranks."""
     found: dict[str, None] = {}
     for member in plan.members:
-        state = members.get(member.key)
+        state = nodes.get(member.key)
         if state is not None and state.connected and state.report.address:
             found.setdefault(state.report.address)
         if len(found) == MAX_SUCCESSORS:
@@ -70,9 +70,9 @@ def choose_successors(plan: Plan, members: Members) -> tuple[str, ...]:
     return tuple(found)
 
 
-def with_peers(views: Mapping[NodeKey, NodeView], members: Members) -> dict[NodeKey, NodeView]:
+def with_peers(views: Mapping[NodeKey, NodeView], nodes: Nodes) -> dict[NodeKey, NodeView]:
     """The parts of nodes that have something to run, with the peers of each."""
-    peers = choose_peers([key for key, view in views.items() if not view.waits], members)
+    peers = choose_peers([key for key, view in views.items() if not view.waits], nodes)
     return {key: msgspec.structs.replace(view, peers=peers.get(key, ())) for key, view in views.items()}
 
 

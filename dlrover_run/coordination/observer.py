@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
 from dlrover_run.coordination.decision import Deadline
-from dlrover_run.coordination.membership import Members
+from dlrover_run.coordination.membership import Nodes
 from dlrover_run.coordination.records.assignment import AssignmentPart
 from dlrover_run.coordination.records.plan import Plan, PlanPart
 from dlrover_run.coordination.records.round import NodeKey, RankAssignment
@@ -28,13 +28,13 @@ class Observer(Protocol):
     at its begin, and again once a round has ended or begun.
     """
 
-    def observe(self, plan: Plan, members: Members, now: float) -> Observation: ...
+    def observe(self, plan: Plan, nodes: Nodes, now: float) -> Observation: ...
 
     def orders(self, plan: Plan, ranks: Mapping[NodeKey, RankAssignment]) -> Mapping[NodeKey, AssignmentPart]:
         """Of each node that it concerns: what it assigns to the node. Called whenever the plan has changed."""
         ...
 
-    def recovered(self, plan: Plan, members: Members) -> PlanPart | None:
+    def recovered(self, plan: Plan, nodes: Nodes) -> PlanPart | None:
         """Its part of a plan that was rebuilt from the nodes' reports; None without one. Called once, by a coordinator
         that has lost its records."""
         return None

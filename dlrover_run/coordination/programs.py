@@ -7,13 +7,13 @@ machines. A node that the job still needs takes part with a warning, because som
 
 from __future__ import annotations
 
-from dlrover_run.coordination.membership import Members
+from dlrover_run.coordination.membership import Nodes
 from dlrover_run.coordination.records.plan import Plan
 
 
-def job_program(plan: Plan, members: Members) -> str:
+def job_program(plan: Plan, nodes: Nodes) -> str:
     """What the nodes of the round run; empty where that is unknown, or not the same on all of them."""
-    programs = {state.report.program for member in plan.members if (state := members.get(member.key)) is not None}
+    programs = {state.report.program for member in plan.members if (state := nodes.get(member.key)) is not None}
     return programs.pop() if len(programs) == 1 else ""
 
 

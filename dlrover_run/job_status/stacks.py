@@ -13,7 +13,7 @@ from typing import Annotated, NamedTuple
 import msgspec
 from msgspec import Meta
 
-from dlrover_run.coordination.membership import Members
+from dlrover_run.coordination.membership import Nodes
 from dlrover_run.coordination.records.bounds import (
     Count,
     Name,
@@ -250,21 +250,21 @@ class StackRequest:
             self._on_done()
 
 
-def nodes_to_ask(plan: Plan, members: Members, query: StackQuery) -> dict[NodeKey, NodeName]:
+def nodes_to_ask(plan: Plan, nodes: Nodes, query: StackQuery) -> dict[NodeKey, NodeName]:
     """The nodes that a question concerns, those of the round in the order of their ranks. Raises RequestFailed if there
     is none."""
     ranks = rank_assignments(plan)
-    here = {key: None for key, member in members.items() if member.report.phase is not NodePhase.LEFT}
+    here = {key: None for key, member in nodes.items() if member.report.phase is not NodePhase.LEFT}
     wanted = [*(key for key in ranks if key in here), *(key for key in here if key not in ranks)]
     if query.node:
-        named = find_nodes(plan, members, query.node)
+        named = find_nodes(plan, nodes, query.node)
         wanted = [key for key in wanted if key in named]
     if query.rank is not None:
         wanted = [key for key in wanted if key in ranks and ranks[key].has_rank(query.rank)]
         if not wanted:
             on = f" on node {query.node}" if query.node else ""
             raise RequestFailed(f"no worker{on} has the rank {query.rank} now")
-    return {key: NodeName(_rank(ranks, key), members[key].report.host, key.node_id) for key in wanted}
+    return {key: NodeName(_rank(ranks, key), nodes[key].report.host, key.node_id) for key in wanted}
 
 
 def clipped(text: str) -> str:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from dlrover_run.coordination.activities import Received
-from dlrover_run.coordination.membership import Members, MemberState
+from dlrover_run.coordination.membership import KnownNode, Nodes
 from dlrover_run.coordination.node_views import EMPTY_VIEW
 from dlrover_run.coordination.records.activity import MemoryUse, PhaseTimes
 from dlrover_run.coordination.records.assignment import NodeView, Waiting
@@ -156,7 +156,7 @@ class JobView:
     name: str
     rules: JobRules
     plan: Plan
-    members: Members
+    nodes: Nodes
     views: Mapping[NodeKey, NodeView]
     waiting: Waiting | None
     now: float
@@ -219,10 +219,10 @@ def job_status(view: JobView) -> JobStatus:
 def _times(view: JobView) -> tuple[dict[str, float], dict[str, int]]:
     found = [(PhaseTimes(dict(view.past_times), {}), 0.0)]
     for key, known in view.activities.items():
-        times, member = known.activity.times, view.members.get(key)
+        times, node = known.activity.times, view.nodes.get(key)
         if times is None:
             continue
-        if view.aged and member is not None and member.connected:
+        if view.aged and node is not None and node.connected:
             found.append((times, max(0.0, view.now - known.at)))
         else:
             # What its workers do since then is not known.
@@ -263,11 +263,11 @@ STATES = {
 def _nodes(view: JobView) -> Iterable[NodeStatus]:
     """All nodes: those of the round in the order of their ranks, then the others in the order in which they joined."""
     ranks = rank_assignments(view.plan)
-    others = [key for key, p in view.members.items() if key not in ranks and p.report.phase is not NodePhase.LEFT]
-    others.sort(key=lambda key: (view.members[key].joined_at, key))
+    others = [key for key, p in view.nodes.items() if key not in ranks and p.report.phase is not NodePhase.LEFT]
+    others.sort(key=lambda key: (view.nodes[key].joined_at, key))
     hosts = {member.key: member for member in view.plan.members}
     for key in (*ranks, *others):
-        p, place = view.members.get(key), ranks.get(key)
+        p, place = view.nodes.get(key), ranks.get(key)
         own = view.views.get(key, EMPTY_VIEW)
         state, since, reason = _condition(view, key, p, own)
         progress = _progress(view, key) if state in RUNS else None
@@ -333,7 +333,7 @@ def _watch_reason(view: JobView, key: NodeKey) -> str:
 
 
 def _condition(
-    view: JobView, key: NodeKey, p: MemberState | None, own: NodeView
+    view: JobView, key: NodeKey, p: KnownNode | None, own: NodeView
 ) -> tuple[NodeCondition, float | None, str]:
     """What a node is doing, since when, and why."""
     plan = view.plan

@@ -141,11 +141,11 @@ class JobHost:
             if report.epoch:
                 self._driver.displace(key)
             raise RequestRefused(refusal, retry=True)
-        program = job_program(coordinator.plan, coordinator.members)
-        is_other = not report.epoch and key not in coordinator.members and differs(program, report.program)
+        program = job_program(coordinator.plan, coordinator.nodes)
+        is_other = not report.epoch and key not in coordinator.nodes and differs(program, report.program)
         if is_other and coordinator.is_full(report.parts):
             raise RequestRefused(describe_other_program(self.name, program, report.program))
-        if len(coordinator.members) >= MAX_NODES and key not in coordinator.members:
+        if len(coordinator.nodes) >= MAX_NODES and key not in coordinator.nodes:
             raise RequestRefused(f"the job has {MAX_NODES} nodes, and a master takes no more", retry=True)
         before = self._nodes.get(key)
         self._nodes[key] = _ConnectedNode(connection, report.host)
@@ -163,7 +163,7 @@ class JobHost:
         node = self._nodes.get(report.key)
         if node is None or node.connection is not connection:
             raise RequestRefused("a node may only report itself, and this is the report of another node")
-        known = report.key in self._coordinator.members
+        known = report.key in self._coordinator.nodes
         if not known and (refusal := self._coordinator.refusal(report.key)) is not None:
             # It has left or was lost, and another process has taken its node id since.
             raise RequestRefused(refusal, retry=True)
@@ -186,10 +186,10 @@ class JobHost:
 
     def step(self, now: float) -> None:
         """Decide for all reports and for the time that has passed, and send the assignments that have changed."""
-        members, limit = self._coordinator.members, self._coordinator.rules.heartbeat_timeout
+        nodes, limit = self._coordinator.nodes, self._coordinator.rules.heartbeat_timeout
         for key in self._detector.failed_peers(now):
             node = self._nodes[key]
-            name = display_names(self._coordinator.plan, [members[key]])[0] if key in members else node.host
+            name = display_names(self._coordinator.plan, [nodes[key]])[0] if key in nodes else node.host
             self._log(f"no heartbeat from {name} for {limit:g} s")
             node.connection.end(Refused(f"no heartbeat from this node for {limit:g} s", retry=True))
             self._remove(key, now)
@@ -253,7 +253,7 @@ class JobHost:
         from dlrover_run.master.stack_requests import StackRequests
 
         self._stack_requests = self._stack_requests or StackRequests()
-        nodes = nodes_to_ask(self._coordinator.plan, self._coordinator.members, query)
+        nodes = nodes_to_ask(self._coordinator.plan, self._coordinator.nodes, query)
         request = self._stack_requests.add(nodes, self._nodes.keys(), on_done)
         for key in request.waits_for:
             self._nodes[key].connection.want_stacks(StacksWanted(request.number, query.rank, query.logs))
@@ -285,7 +285,7 @@ class JobHost:
         if self._over_at is not None:
             return not self._driver.unaware or now >= self._over_at + RESULT_RETENTION
         # Nothing was ever decided, and no node is left to wait for.
-        return self._driver.stored.key.number == 0 and not self._coordinator.members
+        return self._driver.stored.key.number == 0 and not self._coordinator.nodes
 
     def delete(self) -> None:
         if self._journal is not None:

@@ -96,7 +96,7 @@ class LocalClient:
             raise AskFailed("this node has only just begun")
         coordinator = driver.coordinator
         try:
-            nodes = nodes_to_ask(coordinator.plan, coordinator.members, query)
+            nodes = nodes_to_ask(coordinator.plan, coordinator.nodes, query)
         except RequestFailed as failed:
             raise AskFailed(str(failed)) from None
         request = StackRequest(0, nodes, [report.key])

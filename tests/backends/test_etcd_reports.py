@@ -115,7 +115,7 @@ class WatchedMembership:
 
     @property
     def connected(self) -> list[str]:
-        return sorted(key.node_id for key, p in self.coordinator.members.items() if p.connected)
+        return sorted(key.node_id for key, p in self.coordinator.nodes.items() if p.connected)
 
 
 def test_a_status_is_received_and_its_deletion_disconnects_the_node() -> None:

@@ -274,7 +274,7 @@ def test_of_two_processes_with_one_node_id_the_later_one_takes_it_only_once() ->
     # The stream of the process that has left is still open, and it repeats its report.
     with pytest.raises(RequestRefused, match="in use by another process"):
         bed.job.receive(stream, left, bed.now)
-    assert bed.job._coordinator.members[later.key].connected
+    assert bed.job._coordinator.nodes[later.key].connected
 
 
 def test_a_result_is_kept_for_a_disconnected_member_for_a_limited_time() -> None:

@@ -58,7 +58,7 @@ def test_stacks_that_cannot_be_read_are_no_answer(error: Exception) -> None:
 def test_features_that_do_not_settle_raise_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     job = registry.job_of(JobRules())
     monkeypatch.setattr(decide, "MAX_STEPS", 10)
-    monkeypatch.setattr(round_engine, "gather", lambda rules, gate, plan, members, now: Decision(plan, again=True))
+    monkeypatch.setattr(round_engine, "gather", lambda rules, gate, plan, nodes, now: Decision(plan, again=True))
     with pytest.raises(Unsettled):
         decide.decide(job, Plan(), {}, 0.0)
     assert decision.MAX_STEPS > 1000

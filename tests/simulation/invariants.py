@@ -7,7 +7,7 @@ from typing import Any
 
 from dlrover_run.coordination.decide import Job, decide
 from dlrover_run.coordination.decision import Decision
-from dlrover_run.coordination.membership import Members
+from dlrover_run.coordination.membership import Nodes
 from dlrover_run.coordination.records.assignment import Assignment
 from dlrover_run.coordination.records.plan import OVER, Plan
 from dlrover_run.coordination.records.report import NodeReport
@@ -21,7 +21,7 @@ from simulation.timeline import demand
 UNSEEN_SLEEP = 0.4
 """Seconds for which a master may have been stopped without noticing it, plus a margin."""
 
-Decide = Callable[[Job, Plan, Members, float], Decision]
+Decide = Callable[[Job, Plan, Nodes, float], Decision]
 
 
 class Invariants:
@@ -56,7 +56,7 @@ class Invariants:
         demand(now - self._reached[node] >= timeout, "a node that reaches another one is not cut off")
         self.cut_off.add(node)
 
-    def deciding(self, job: Job, plan: Plan, present: Members, now: float, real: Decide = decide) -> Decision:
+    def deciding(self, job: Job, plan: Plan, present: Nodes, now: float, real: Decide = decide) -> Decision:
         """Call `decide`, and check the invariants of a single decision."""
         decision = real(job, plan, present, now)
         after = decision.plan
@@ -74,10 +74,10 @@ class Invariants:
         self._check_change(plan, after, present, now)
         return decision
 
-    def _check_state(self, plan: Plan, after: Plan, present: Members, now: float) -> None:
+    def _check_state(self, plan: Plan, after: Plan, present: Nodes, now: float) -> None:
         """Check the invariants of each decision, also of a decision that changes nothing."""
 
-    def _check_change(self, plan: Plan, after: Plan, present: Members, now: float) -> None:
+    def _check_change(self, plan: Plan, after: Plan, present: Nodes, now: float) -> None:
         """Check the invariants of a decision that changes the plan."""
         if after.phase in OVER:
             self.over = after
@@ -88,7 +88,7 @@ class Invariants:
         adopted: Plan | None = real(fresh, *given)
         return adopted
 
-    def _check_promptness(self, epoch: int, decision: Decision, present: Members, now: float) -> None:
+    def _check_promptness(self, epoch: int, decision: Decision, present: Nodes, now: float) -> None:
         """Check that each deadline is decided when it is due. The time for which a coordinator was stopped does not
         count, apart from the part that it cannot notice."""
         if decision.plan.phase in OVER:
@@ -137,7 +137,7 @@ class Invariants:
         demand(wanted.epoch >= self._obeyed.get(key, 0), "no node obeys a coordinator that has a successor")
         self._obeyed[key] = wanted.epoch
 
-    def admitting(self, status: NodeReport, present: Members) -> None:
+    def admitting(self, status: NodeReport, present: Nodes) -> None:
         """Check a report that a coordinator has accepted: at most one of two processes with one id is connected."""
         twins = [key for key, p in present.items() if key.node_id == status.node_id and p.connected]
         demand(len(twins) <= 1, f"two processes are the node {status.node_id}")

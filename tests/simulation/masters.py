@@ -174,12 +174,12 @@ class WatchedJobs(Jobs):
         self._master.note(f"hears {join.report.node_id} join")
         job, welcome = super().join(name, connection, join)
         self._master.note(f"in epoch {job._coordinator.plan.epoch}, it said {join.report.epoch}")
-        self._master.invariants.admitting(join.report, job._coordinator.members)
+        self._master.invariants.admitting(join.report, job._coordinator.nodes)
         return job, welcome
 
     def receive(self, job: JobHost, connection: NodeConnection, report: NodeReport) -> None:
         super().receive(job, connection, report)
-        self._master.invariants.admitting(report, job._coordinator.members)
+        self._master.invariants.admitting(report, job._coordinator.nodes)
 
 
 class Masters:

@@ -18,7 +18,7 @@ from policy_parts import running_report
 from virtual_loop import run_virtually
 
 from dlrover_run.coordination.decision import update_plan
-from dlrover_run.coordination.membership import MemberState
+from dlrover_run.coordination.membership import KnownNode
 from dlrover_run.coordination.records.assignment import Assignment
 from dlrover_run.coordination.records.plan import Plan, PlanPhase
 from dlrover_run.coordination.records.report import NodeReport
@@ -237,8 +237,8 @@ async def _play(world: World) -> None:
         received[place] = report
         if len(received) < NODES:
             return
-        members = {one.key: MemberState(one, 0.0, 0.0) for one in received.values()}
-        plan = update_plan(plan, loop.time(), part=observer.observe(plan, members, loop.time()).part)
+        nodes = {one.key: KnownNode(one, 0.0, 0.0) for one in received.values()}
+        plan = update_plan(plan, loop.time(), part=observer.observe(plan, nodes, loop.time()).part)
         parts = observer.orders(plan, rank_assignments(plan))
         for number, node in enumerate(nodes):
             assignment = Assignment(

@@ -243,7 +243,7 @@ class World:
         for master in self.all:
             plan = master.plan
             if plan is not None and plan.phase is PlanPhase.TRAINING and plan.key.epoch == plan.epoch:
-                members = master.jobs._jobs[JOB]._coordinator.members
+                members = master.jobs._jobs[JOB]._coordinator.nodes
                 if all(member.key in members and members[member.key].connected for member in plan.members):
                     worlds.append((master.name, plan.key, len(plan.members)))
         demand(len(worlds) <= 1, f"one world trains, not {worlds}")

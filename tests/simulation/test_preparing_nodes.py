@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from dlrover_run.coordination.coordinator import Coordinator
-from dlrover_run.coordination.membership import MemberState
+from dlrover_run.coordination.membership import KnownNode
 from dlrover_run.coordination.rounds import gathering, planned_changes
 from dlrover_run.workers import template_client
 from dlrover_run.workers.starter import Starter
@@ -60,16 +60,16 @@ def test_every_invariant_holds_for_thousands_of_seeds(name: str, place: str, fir
     run_seeds(partial(run, place=place, program=PROGRAMS[name]), first, CHUNK)
 
 
-def all_that_are_eligible(gate: Any, plan: Any, members: Any) -> Any:
-    return gate.joins(plan, gathering.eligible(gate, plan, members))
+def all_that_are_eligible(gate: Any, plan: Any, nodes: Any) -> Any:
+    return gate.joins(plan, gathering.eligible(gate, plan, nodes))
 
 
-def without_any_that_prepared(gate: Any, plan: Any, members: Any) -> Any:
-    return [state for state in real_ready(gate, plan, members) if state.prepared_at is None]
+def without_any_that_prepared(gate: Any, plan: Any, nodes: Any) -> Any:
+    return [state for state in real_ready(gate, plan, nodes) if state.prepared_at is None]
 
 
-def without_those_that_prepare(gate: Any, plan: Any, members: Any) -> Any:
-    return [state for state in real_eligible(gate, plan, members) if not state.report.preparing]
+def without_those_that_prepare(gate: Any, plan: Any, nodes: Any) -> Any:
+    return [state for state in real_eligible(gate, plan, nodes) if not state.report.preparing]
 
 
 def prestart_silently(self: Starter, parent: Any, on_ready: Any = None) -> None:
@@ -78,7 +78,7 @@ def prestart_silently(self: Starter, parent: Any, on_ready: Any = None) -> None:
 
 def take_for_a_repetition(self: Coordinator, report: Any, now: float) -> bool:
     """A report whose only news is that the node is ready changes nothing."""
-    known = self.members.get(report.key)
+    known = self.nodes.get(report.key)
     if known is not None and known.report.preparing and report.ranks is None:
         report = msgspec.structs.replace(report, preparing=True)
     return real_receive(self, report, now)
@@ -103,7 +103,7 @@ DEFECTS = {
         patched((gathering, "eligible"), by=without_those_that_prepare), master=1, etcd=0
     ),
     "newcomers are gathered from when the first one joins": Defect(
-        patched((MemberState, "ready_at"), by=property(lambda self: self.joined_at)), master=150
+        patched((KnownNode, "ready_at"), by=property(lambda self: self.joined_at)), master=150
     ),
     "a node that is ready sends no report": Defect(
         patched((Starter, "prestart"), by=prestart_silently), master=1, etcd=0

@@ -183,7 +183,7 @@ def end_whenever_the_coordinator_is_gone() -> Iterator[None]:
 def change_before_a_checkpoint() -> Iterator[None]:
     """Waits for no checkpoint, in runs that all mark some."""
     with (
-        patch.object(planned_changes, "_have_saved", lambda plan, members: True),
+        patch.object(planned_changes, "_have_saved", lambda plan, nodes: True),
         patch.object(torch_program, "SHARE_OF_SAVING_RUNS", 1.0),
     ):
         yield
@@ -221,7 +221,7 @@ DEFECTS = {
         patched(
             (gathering, "eligible"),
             (planned_changes, "eligible"),
-            by=lambda gate, plan, members: gate.healthy(plan, members),
+            by=lambda gate, plan, nodes: gate.healthy(plan, nodes),
         ),
         etcd=36,
     ),

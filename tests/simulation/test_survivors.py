@@ -71,8 +71,8 @@ def test_every_invariant_holds_for_ten_thousand_seeds(place: str, first: int) ->
     run_seeds(partial(run, place=place), first, CHUNK)
 
 
-def offers_of_some(plan: Any, members: Any) -> list[SurvivorsReport] | None:
-    states = [state for member in plan.members if (state := members.get(member.key)) and state.connected]
+def offers_of_some(plan: Any, nodes: Any) -> list[SurvivorsReport] | None:
+    states = [state for member in plan.members if (state := nodes.get(member.key)) and state.connected]
     parts = [SurvivorsReport.get(state.report.parts) for state in states if state.report.in_round(plan.key)]
     return [part for part in parts if part.key == plan.key and part.handles] or None
 

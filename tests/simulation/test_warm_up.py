@@ -19,7 +19,7 @@ from warm_up.rules import WarmUpAssignment, WarmUpRules, WarmUpState
 from dlrover_run.coordination.decision import Deadline, DeadlineReason
 from dlrover_run.coordination.engine import Engine
 from dlrover_run.coordination.gate import Choose, Gate, OpenGate, Permit, Step
-from dlrover_run.coordination.membership import Members, MemberState
+from dlrover_run.coordination.membership import KnownNode, Nodes
 from dlrover_run.coordination.observer import Observer
 from dlrover_run.coordination.records.assignment import Assignment, Memories, join, split
 from dlrover_run.coordination.records.parts import combine, with_part
@@ -214,13 +214,13 @@ def test_a_gate_that_is_not_asked_is_found(watched: Watched) -> None:
         simulate(36)
 
 
-def without_those_that_prepare(gate: Gate, plan: Plan, members: Members) -> list[MemberState]:
-    return [state for state in real_eligible(gate, plan, members) if not state.report.preparing]
+def without_those_that_prepare(gate: Gate, plan: Plan, nodes: Nodes) -> list[KnownNode]:
+    return [state for state in real_eligible(gate, plan, nodes) if not state.report.preparing]
 
 
-def hold_after_the_end(self: WarmUpGate, plan: Plan, members: Members, now: float) -> Step:
+def hold_after_the_end(self: WarmUpGate, plan: Plan, nodes: Nodes, now: float) -> Step:
     """The nodes that are warm are kept for two seconds more."""
-    done = real_between(self, plan, members, now)
+    done = real_between(self, plan, nodes, now)
     state = WarmUpState.get(done.plan.parts)
     until = state.since + WARM_UP.seconds + 2.0
     if not state.warm or now >= until:

@@ -10,7 +10,7 @@ import msgspec
 
 from dlrover_run.coordination.decision import Deadline, DeadlineReason, seconds_left, update_plan
 from dlrover_run.coordination.gate import Choose, OpenGate, Permit, Step
-from dlrover_run.coordination.membership import Members, MemberState
+from dlrover_run.coordination.membership import KnownNode, Nodes
 from dlrover_run.coordination.records.assignment import Waiting
 from dlrover_run.coordination.records.plan import OVER, Plan
 from dlrover_run.coordination.records.round import NodeKey, RankAssignment
@@ -23,7 +23,7 @@ class WarmUpGate(OpenGate):
 
     name = "warm_up"
 
-    def between(self, plan: Plan, members: Members, now: float) -> Step:
+    def between(self, plan: Plan, nodes: Nodes, now: float) -> Step:
         """End the warm-up once its time is over."""
         state = WarmUpState.get(plan.parts)
         if not state.warming:
@@ -34,7 +34,7 @@ class WarmUpGate(OpenGate):
             return Step(plan, (Deadline(ends_at, DeadlineReason.FEATURE),), holds=True, wait=wait)
         return Step(_update(plan, now, warming=(), warm=(*state.warm, *state.warming)), log_lines=("warm",))
 
-    def permit(self, plan: Plan, nodes: Sequence[MemberState], choose: Choose, now: float) -> Permit:
+    def permit(self, plan: Plan, nodes: Sequence[KnownNode], choose: Choose, now: float) -> Permit:
         """Return the plan in which the nodes of the round that are not warm begin to warm up."""
         ranked, state = choose(nodes), WarmUpState.get(plan.parts)
         cold = tuple(tuple(p.report.key) for p in ranked if tuple(p.report.key) not in state.warm)
@@ -45,7 +45,7 @@ class WarmUpGate(OpenGate):
         """Return the plan in which all nodes are cold."""
         return _update(plan, plan.clock, warm=())
 
-    def recovered(self, plan: Plan, members: Members) -> WarmUpState:
+    def recovered(self, plan: Plan, nodes: Nodes) -> WarmUpState:
         """Return the part in which all members count as warm."""
         return WarmUpState(warm=tuple(tuple(member.key) for member in plan.members))
 

@@ -16,7 +16,7 @@ import msgspec
 
 from dlrover_run.coordination.decision import Deadline, DeadlineReason, Decision, deadline_if, update_plan
 from dlrover_run.coordination.engine import Accepted, Engine, phase_news
-from dlrover_run.coordination.membership import Members
+from dlrover_run.coordination.membership import Nodes
 from dlrover_run.coordination.records.assignment import Waiting
 from dlrover_run.coordination.records.plan import OVER, Plan, PlanPhase
 from dlrover_run.coordination.records.report import NodeReport, ReportPart
@@ -95,12 +95,12 @@ class ClusterEngine(Engine):
     def __init__(self, rules: JobRules) -> None:
         self.rules = rules
 
-    def decide(self, plan: Plan, members: Members, now: float) -> Decision:
-        """The plan that follows from `plan` once the nodes are as in `members` at job time `now`; `plan` itself when
+    def decide(self, plan: Plan, nodes: Nodes, now: float) -> Decision:
+        """The plan that follows from `plan` once the nodes are as in `nodes` at job time `now`; `plan` itself when
         nothing changes."""
-        view = ClusterView(self.rules, members, now)
+        view = ClusterView(self.rules, nodes, now)
         # The nodes as they are now, for what is shown of the decision later.
-        shown = ClusterView(self.rules, dict(members), now)
+        shown = ClusterView(self.rules, dict(nodes), now)
         before = plan
         passed: list[str] = []
         for _ in range(MAX_STEPS):
@@ -155,13 +155,13 @@ class ClusterEngine(Engine):
             for key, tasks in by_node.items()
         }
 
-    def request(self, base: JobRules, plan: Plan, members: Members, request: OperatorRequest, now: float) -> Accepted:
+    def request(self, base: JobRules, plan: Plan, nodes: Nodes, request: OperatorRequest, now: float) -> Accepted:
         if request.action is not Action.SCALE:
             # The steps move their tasks.
-            return Accepted(drain(plan, members, request, (), now))
+            return Accepted(drain(plan, nodes, request, (), now))
         if not isinstance(request.part, ScaleRequest):
             raise RequestFailed(other_program(base))
-        return scale(ClusterView(self.rules, members, now), plan, request.part, request.by or "an operator")
+        return scale(ClusterView(self.rules, nodes, now), plan, request.part, request.by or "an operator")
 
     def problem(self, report: NodeReport, assigned: RankAssignment | None) -> str | None:
         # It has neither workers with ranks nor their failures.
@@ -180,8 +180,8 @@ class ClusterEngine(Engine):
         hint = NodeTasks.get(report.parts).hint
         return NodeOrder(version=hint.version, keep=True) if hint is not None and hint.assigned else None
 
-    def recover(self, plan: Plan, members: Members, grace_over: bool, now: float) -> Plan | None:
-        return recovery.recover_cluster(plan, connected_reports(members), grace_over, now)
+    def recover(self, plan: Plan, nodes: Nodes, grace_over: bool, now: float) -> Plan | None:
+        return recovery.recover_cluster(plan, connected_reports(nodes), grace_over, now)
 
 
 ENGINE = ClusterEngine
@@ -238,7 +238,7 @@ def _with_members(view: ClusterView, plan: Plan, cluster: Cluster) -> Plan:
     hosts.update((key, None) for key, _ in view.leftover_tasks(plan, cluster))
     known = {member.key for member in plan.members}
     kept = [member for member in plan.members if member.key in hosts]
-    new = [view.members[key].report.member for key in hosts if key not in known and key in view.members]
+    new = [view.nodes[key].report.member for key in hosts if key not in known and key in view.nodes]
     members = (*kept, *sorted(new, key=lambda member: member.key))
     return plan if members == plan.members else update_plan(plan, view.now, members=members)
 

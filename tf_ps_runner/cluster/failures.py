@@ -204,7 +204,7 @@ def end_job(view: ClusterView, plan: Plan, cluster: Cluster) -> Plan | None:
                 next_ports_held_at=None,
                 insufficient_since=None,
             )
-    if all_have_left(view.members, view.now):
+    if all_have_left(view.nodes, view.now):
         return fail(view, plan, cluster, (ClusterCode.LEFT_BEFORE_SUCCESS(),))
     return None
 

@@ -124,7 +124,7 @@ def new_task(
         version=version,
         node_id=node.node_id,
         incarnation=node.incarnation,
-        host=view.members[node].report.host,
+        host=view.nodes[node].report.host,
         memory_mib=limit_of(view.limits, cluster, role, rank),
         since=view.now,
     )

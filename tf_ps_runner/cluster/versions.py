@@ -30,7 +30,7 @@ from tf_ps_runner.cluster.view import ClusterView, LostTask, host_of, tasks_of
 
 def gather(view: ClusterView, plan: Plan, cluster: Cluster) -> Plan | None:
     """The plan that follows while no version runs; None when nothing changes now."""
-    if all_have_left(view.members, view.now):
+    if all_have_left(view.nodes, view.now):
         gone = (*plan.reasons, Code.NO_NODE_LEFT()) if cluster.version else (Code.EVERY_NODE_LEFT(),)
         return fail(view, plan, Cluster.find(plan.parts), gone)
     if _is_empty(view, plan):
@@ -237,7 +237,7 @@ def _with_address(view: ClusterView, task: PlannedTask, chief_is_left: bool) -> 
         return task
     if task.role is Role.CHIEF and chief_is_left:
         return task
-    address = view.members[host_of(task)].report.address
+    address = view.nodes[host_of(task)].report.address
     return msgspec.structs.replace(
         task, address=address, port=status.port, queue_port=status.queue_port, queue_key=status.queue_key
     )
@@ -264,7 +264,7 @@ def open_gate(view: ClusterView, plan: Plan, cluster: Cluster) -> Plan | None:
             view,
             plan,
             cluster,
-            (*plan.reasons, ClusterCode.LEFTOVER(task=key or "a process", host=view.members[node].report.host)),
+            (*plan.reasons, ClusterCode.LEFTOVER(task=key or "a process", host=view.nodes[node].report.host)),
         )
     status = view.status_of(chief)
     step, reached = (status.restored, status.reached) if status is not None else (-1, -1)

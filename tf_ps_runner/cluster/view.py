@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from dlrover_run.coordination.decision import update_plan
-from dlrover_run.coordination.membership import Members, MemberState
+from dlrover_run.coordination.membership import KnownNode, Nodes
 from dlrover_run.coordination.records.plan import Plan
 from dlrover_run.coordination.records.round import NodeKey
 from dlrover_run.coordination.records.rules import JobRules
@@ -46,7 +46,7 @@ class ClusterView:
     """The rules, what is known of each node, and the job time."""
 
     rules: JobRules
-    members: Members
+    nodes: Nodes
     now: float
 
     @cached_property
@@ -68,14 +68,14 @@ class ClusterView:
         return AutoscaleRules.get(self.rules.parts)
 
     @cached_property
-    def hosts(self) -> list[MemberState]:
+    def hosts(self) -> list[KnownNode]:
         """The nodes that may be assigned tasks, in natural order."""
-        able = (p for p in self.members.values() if p.is_available and NodeTasks.find(p.report.parts) is not None)
+        able = (p for p in self.nodes.values() if p.is_available and NodeTasks.find(p.report.parts) is not None)
         return sorted(able, key=lambda p: (natural_order(p.report.host), p.joined_at, p.report.key))
 
     @cached_property
     def node_tasks(self) -> dict[NodeKey, NodeTasks]:
-        parts = ((key, NodeTasks.find(p.report.parts)) for key, p in self.members.items())
+        parts = ((key, NodeTasks.find(p.report.parts)) for key, p in self.nodes.items())
         return {key: part for key, part in parts if part is not None}
 
     @cached_property
@@ -95,20 +95,20 @@ class ClusterView:
 
     def is_lost(self, key: NodeKey) -> bool:
         """Whether that node is lost, or has left."""
-        p = self.members.get(key)
+        p = self.nodes.get(key)
         return p is None or p.is_lost(self.now) or p.has_left
 
     def is_leaving(self, key: NodeKey) -> bool:
         """Whether that node is lost, or was asked to leave."""
-        return self.is_lost(key) or self.members[key].is_draining
+        return self.is_lost(key) or self.nodes[key].is_draining
 
     def is_disconnected(self, key: NodeKey) -> bool:
         """Whether the connection of that node has just broken, and the node may still come back."""
-        return not self.is_lost(key) and not self.members[key].connected
+        return not self.is_lost(key) and not self.nodes[key].connected
 
     def pending_reconnect(self, plan: Plan) -> float | None:
         """The time at which each member with a broken connection is either back or lost; None without such members."""
-        times = (self.members[m.key].lost_at for m in plan.members if not self.is_lost(m.key))
+        times = (self.nodes[m.key].lost_at for m in plan.members if not self.is_lost(m.key))
         return max((time for time in times if time is not None), default=None)
 
     def status_of(self, task: PlannedTask) -> TaskStatus | None:
@@ -137,7 +137,7 @@ class ClusterView:
             end = status.end or TaskEnd(EndCause.FAILURE, "has ended")
             return LostTask(task, end, free=self.is_leaving(host))
         if self.is_lost(host):
-            p = self.members.get(host)
+            p = self.nodes.get(host)
             how = "left with its node" if p is not None and p.has_left else "was lost with its node"
             return LostTask(task, TaskEnd(EndCause.RESHAPED, how), free=True)
         deadline = self.ready_deadline(cluster, task)
@@ -180,7 +180,7 @@ class ClusterView:
         wanted = {task.key for task in (*cluster.tasks, *cluster.next_servers)}
         members = {member.key for member in plan.members}
         found: list[tuple[NodeKey, TaskKey | None]] = []
-        for key, p in self.members.items():
+        for key, p in self.nodes.items():
             if self.is_lost(key):
                 continue
             if key in members and p.disconnected_at == -math.inf:
@@ -194,7 +194,7 @@ class ClusterView:
         """That the nodes of these tasks leave, and because of which signal where that is known."""
         hosts: dict[str, list[str]] = {}
         for node, host in {host_of(task): task.host for task in tasks}.items():
-            p = self.members.get(node)
+            p = self.nodes.get(node)
             hosts.setdefault("" if p is None else p.report.ended_by, []).append(host)
         return tuple(
             Code.ENDED_BY_SIGNAL(names=shown_names(names), number=len(names), signal=signal)

@@ -15,7 +15,7 @@ from dlrover_run.coordination.decision import (
     update_plan,
 )
 from dlrover_run.coordination.gate import Gate
-from dlrover_run.coordination.membership import Members, MemberState, all_have_left
+from dlrover_run.coordination.membership import KnownNode, Nodes, all_have_left
 from dlrover_run.coordination.records.plan import Plan, PlanPhase
 from dlrover_run.coordination.records.report import NodeReport
 from dlrover_run.coordination.records.round import Member, NodeKey, RoundKey
@@ -25,7 +25,7 @@ from dlrover_run.coordination.rounds.ranks import assign_ranks, display_names
 from dlrover_run.coordination.rounds.waiting import missing_nodes, wait_for_round
 from dlrover_run.words.reasons import Code, Reasons, chain, shown_names
 
-RoundMembers = Sequence[tuple[Member, MemberState | None]]
+RoundMembers = Sequence[tuple[Member, KnownNode | None]]
 """Members of a round, each with what is known of it."""
 
 
@@ -33,12 +33,12 @@ def gather(
     rules: JobRules,
     gate: Gate,
     plan: Plan,
-    members: Members,
+    nodes: Nodes,
     now: float,
     candidates: Container[NodeKey] | None = None,
 ) -> Decision:
     """What follows while the job has no round that runs. With `candidates` the next one is formed of these only."""
-    if all_have_left(members, now):
+    if all_have_left(nodes, now):
         # Nodes that are started later belong to another job, with a budget of its own.
         unheld = _is_first(plan)
         reasons = (Code.EVERY_NODE_LEFT(),) if unheld else chain(plan.reasons, Code.NO_NODE_LEFT())
@@ -46,23 +46,23 @@ def gather(
     if plan.wanted_nodes != rules.wanted_nodes:
         # The next decision forms the round with the rules of that size.
         return Decision(plan)
-    step = gate.between(plan, members, now)
+    step = gate.between(plan, nodes, now)
     changes = changed_by(gate.name, plan, step.plan)
     plan = step.plan
-    alive = eligible(gate, plan, members)
+    alive = eligible(gate, plan, nodes)
     if candidates is not None:
         alive = [state for state in alive if state.report.key in candidates]
-    decision = Decision(plan, step.deadlines) if step.holds else _form(rules, gate, plan, alive, members, now)
-    wait = partial(wait_for_round, rules, gate, plan, alive, dict(members), step.wait)
+    decision = Decision(plan, step.deadlines) if step.holds else _form(rules, gate, plan, alive, nodes, now)
+    wait = partial(wait_for_round, rules, gate, plan, alive, dict(nodes), step.wait)
     return decision._replace(
         log_lines=step.log_lines + decision.log_lines, wait=wait, changes=changes + decision.changes
     )
 
 
-def _form(rules: JobRules, gate: Gate, plan: Plan, alive: list[MemberState], members: Members, now: float) -> Decision:
+def _form(rules: JobRules, gate: Gate, plan: Plan, alive: list[KnownNode], nodes: Nodes, now: float) -> Decision:
     """The next round, of the nodes that are alive; or what it waits for, or what the gate begins before it."""
     is_first = plan.key.number == 0
-    if is_first and not alive and not (_has_held(plan) and members):
+    if is_first and not alive and not (_has_held(plan) and nodes):
         # No node waits.
         return Decision(plan)
     lacks_quorum = is_quorum_lacking(plan, alive)
@@ -77,7 +77,7 @@ def _form(rules: JobRules, gate: Gate, plan: Plan, alive: list[MemberState], mem
             return Decision(end_job(plan, now, PlanPhase.FAILED, _short_of_nodes(rules, plan, alive, timeout)))
         waits_for = DeadlineReason.JOIN if _is_first(plan) else DeadlineReason.REPLACEMENT
         return Decision(plan, (Deadline(deadline, waits_for),))
-    complete = _complete(rules, plan, members, alive, size, now)
+    complete = _complete(rules, plan, nodes, alive, size, now)
     if complete is not None and now < complete.at:
         return Decision(plan, (complete,))
     permit = gate.permit(plan, alive, partial(_choose, rules, plan), now)
@@ -93,7 +93,7 @@ def _form(rules: JobRules, gate: Gate, plan: Plan, alive: list[MemberState], mem
             return Decision(end_job(plan, now, PlanPhase.FAILED, (silent,)))
         return Decision(plan, (Deadline(deadline, DeadlineReason.RANK0_NODE),))
     reasons = plan.reasons
-    if is_first and any(part.has_removed(members) for part in plan.parts):
+    if is_first and any(part.has_removed(nodes) for part in plan.parts):
         reasons = chain(plan.reasons, Code.NODES_LEFT(number=len(ranked)))
     elif is_first:
         reasons = (Code.NODES_HERE(number=len(ranked)),)
@@ -102,7 +102,7 @@ def _form(rules: JobRules, gate: Gate, plan: Plan, alive: list[MemberState], mem
     return Decision(_begin_round(rules, plan, ranked, now, reasons), again=True)
 
 
-def _choose(rules: JobRules, plan: Plan, nodes: Sequence[MemberState]) -> list[MemberState]:
+def _choose(rules: JobRules, plan: Plan, nodes: Sequence[KnownNode]) -> list[KnownNode]:
     return assign_ranks(plan.members, nodes, rules.size(len(nodes)))
 
 
@@ -115,7 +115,7 @@ def _has_held(plan: Plan) -> bool:
     return any(part.has_held for part in plan.parts)
 
 
-def _begin_round(rules: JobRules, plan: Plan, ranked: Sequence[MemberState], now: float, reasons: Reasons) -> Plan:
+def _begin_round(rules: JobRules, plan: Plan, ranked: Sequence[KnownNode], now: float, reasons: Reasons) -> Plan:
     """The next round, of the nodes `ranked` in the order of their ranks."""
     rank0_node = ranked[0].report
     # A store whose place the user gave keeps its port. It is fresh all the same, because it lives in the worker with
@@ -149,9 +149,9 @@ def offers_a_fresh_port(rules: JobRules, plan: Plan, rank0_node: NodeReport) -> 
     return rules.store is not None or knows or rank0_node.known_round > plan.key
 
 
-def eligible(gate: Gate, plan: Plan, members: Members) -> list[MemberState]:
+def eligible(gate: Gate, plan: Plan, nodes: Nodes) -> list[KnownNode]:
     """The nodes of which a round can be formed: those that are healthy, without those that are about to leave."""
-    found, leaving = gate.healthy(plan, members), {*plan.draining, *plan.to_drain}
+    found, leaving = gate.healthy(plan, nodes), {*plan.draining, *plan.to_drain}
     return [state for state in found if state.report.key not in leaving] if leaving else list(found)
 
 
@@ -178,9 +178,9 @@ def release_drains(plan: Plan, now: float) -> Plan:
     return update_plan(plan, now, draining=tuple(dict.fromkeys((*plan.draining, *plan.to_drain))), to_drain=())
 
 
-def round_members(plan: Plan, members: Members) -> list[tuple[Member, MemberState | None]]:
+def round_members(plan: Plan, nodes: Nodes) -> list[tuple[Member, KnownNode | None]]:
     """The members of the plan's round with what is known of each; None for one that was never here."""
-    return [(member, members.get(member.key)) for member in plan.members]
+    return [(member, nodes.get(member.key)) for member in plan.members]
 
 
 def disconnects_resolved_at(members: RoundMembers, now: float) -> float | None:
@@ -192,15 +192,15 @@ def disconnects_resolved_at(members: RoundMembers, now: float) -> float | None:
 
 
 def _complete(
-    rules: JobRules, plan: Plan, members: Members, alive: list[MemberState], size: int, now: float
+    rules: JobRules, plan: Plan, nodes: Nodes, alive: list[KnownNode], size: int, now: float
 ) -> Deadline | None:
     """When it is known which nodes take part in the next round, if none joins or leaves before."""
     # A disconnected member keeps its rank until it is declared lost, so it is waited for in any case.
-    found = [*deadline_if(disconnects_resolved_at(round_members(plan, members), now), DeadlineReason.LOST)]
+    found = [*deadline_if(disconnects_resolved_at(round_members(plan, nodes), now), DeadlineReason.LOST)]
     if size < rules.max_size:
         found += [
             Deadline(state.lost_at, DeadlineReason.LOST)
-            for state in members.values()
+            for state in nodes.values()
             if state.lost_at is not None and not state.is_draining
         ]
         if _is_first(plan):
@@ -210,7 +210,7 @@ def _complete(
     return max(found, key=lambda deadline: deadline.at, default=None)
 
 
-def _short_of_nodes(rules: JobRules, plan: Plan, alive: list[MemberState], waited: float) -> Reasons:
+def _short_of_nodes(rules: JobRules, plan: Plan, alive: list[KnownNode], waited: float) -> Reasons:
     hosts = display_names(plan, alive)
     lacks_quorum = is_quorum_lacking(plan, alive)
     least = max(rules.min_size, plan.quorum) if lacks_quorum else rules.min_size

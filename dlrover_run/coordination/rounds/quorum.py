@@ -10,7 +10,7 @@ from dlrover_run.coordination.records.plan import Plan
 from dlrover_run.coordination.records.rules import JobRules
 
 if TYPE_CHECKING:
-    from dlrover_run.coordination.membership import MemberState
+    from dlrover_run.coordination.membership import KnownNode
 
 
 class LostMaster(NamedTuple):
@@ -41,7 +41,7 @@ def with_quorum(plan: Plan, rules: JobRules, lost: LostMaster | None) -> Plan:
     return msgspec.structs.replace(plan, quorum=needed_members(members, rules.min_size, lost.ended))
 
 
-def is_quorum_lacking(plan: Plan, alive: list[MemberState]) -> bool:
+def is_quorum_lacking(plan: Plan, alive: list[KnownNode]) -> bool:
     """Whether nodes are not here that another master may have: members of the last round or, if they are not known, so
     many nodes. A node whose connection has ended may be with the other master already."""
     if not plan.quorum:

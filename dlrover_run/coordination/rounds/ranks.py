@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from dlrover_run.coordination.membership import MemberState
+from dlrover_run.coordination.membership import KnownNode
 from dlrover_run.coordination.records.plan import Plan, PlanPhase
 from dlrover_run.coordination.records.report import NodeReport
 from dlrover_run.coordination.records.round import Member, NodeKey, RankAssignment
 from dlrover_run.words.text import node_name
 
 
-def assign_ranks(before: Sequence[Member], alive: Sequence[MemberState], size: int) -> list[MemberState]:
+def assign_ranks(before: Sequence[Member], alive: Sequence[KnownNode], size: int) -> list[KnownNode]:
     """`size` of the `alive` nodes in the order of their ranks in the next round; `before` is the last one.
 
     Members of the last round come before newcomers, and keep their ranks where the round has that many. A member leaves
@@ -27,9 +27,9 @@ def assign_ranks(before: Sequence[Member], alive: Sequence[MemberState], size: i
         (state for state in alive if state.report.key not in old), key=lambda state: (state.joined_at, state.report.key)
     )
     chosen = [*remaining, *newcomers][:size]
-    ranked: dict[int, MemberState] = {}
+    ranked: dict[int, KnownNode] = {}
 
-    def assign(nodes: list[MemberState], preferred: list[int | None]) -> list[MemberState]:
+    def assign(nodes: list[KnownNode], preferred: list[int | None]) -> list[KnownNode]:
         """Assign preferred ranks that are free, and return the nodes without a rank."""
         left = []
         for node, rank in zip(nodes, preferred, strict=True):
@@ -51,7 +51,7 @@ def assign_ranks(before: Sequence[Member], alive: Sequence[MemberState], size: i
     return [ranked[rank] for rank in range(size)]
 
 
-def _place(node: MemberState) -> tuple[list[tuple[int, str]], list[tuple[int, str]], float, tuple[str, str]]:
+def _place(node: KnownNode) -> tuple[list[tuple[int, str]], list[tuple[int, str]], float, tuple[str, str]]:
     return natural_order(node.report.host), natural_order(node.report.address), node.joined_at, node.report.key
 
 
@@ -60,7 +60,7 @@ def natural_order(text: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"([0-9]+)", text) if part]
 
 
-def display_names(plan: Plan, nodes: Sequence[MemberState]) -> list[str]:
+def display_names(plan: Plan, nodes: Sequence[KnownNode]) -> list[str]:
     """The names of those nodes: with the ranks of the last round, before the first round with ranks that users gave."""
     ranks = {member.key: rank for rank, member in enumerate(plan.members)}
 

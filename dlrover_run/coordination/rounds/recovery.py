@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from dlrover_run.coordination.membership import Members
+from dlrover_run.coordination.membership import Nodes
 from dlrover_run.coordination.records.bounds import MAX_WORKERS
 from dlrover_run.coordination.records.plan import Plan, PlanPhase
 from dlrover_run.coordination.records.report import NodeReport
@@ -22,9 +22,9 @@ def latest_round(report: NodeReport) -> RoundKey:
     return max(report.known_round, report.ranks.key) if report.ranks is not None else report.known_round
 
 
-def connected_reports(members: Members) -> list[NodeReport]:
+def connected_reports(nodes: Nodes) -> list[NodeReport]:
     """The reports from which a plan is rebuilt."""
-    return [state.report for state in members.values() if state.connected]
+    return [state.report for state in nodes.values() if state.connected]
 
 
 def recover_plan(empty_plan: Plan, reports: Sequence[NodeReport], grace_over: bool) -> Plan | None:

@@ -11,7 +11,7 @@ from collections.abc import Container
 import msgspec
 
 from dlrover_run.coordination.decision import end_job
-from dlrover_run.coordination.membership import Members
+from dlrover_run.coordination.membership import Nodes
 from dlrover_run.coordination.records.plan import OVER, Plan, PlanPhase
 from dlrover_run.coordination.records.requests import OperatorRequest, RequestFailed
 from dlrover_run.coordination.records.round import NodeKey
@@ -23,10 +23,10 @@ MAX_DRAINING = 1000
 """Nodes that drain at one time; of more the first."""
 
 
-def find_nodes(plan: Plan, members: Members, name: str) -> tuple[NodeKey, ...]:
+def find_nodes(plan: Plan, nodes: Nodes, name: str) -> tuple[NodeKey, ...]:
     """The nodes that are here and have this rank, host or id. Raises RequestFailed if there is none, or if nodes share
     the host of this name."""
-    here = {key: p for key, p in members.items() if not p.has_left}
+    here = {key: p for key, p in nodes.items() if not p.has_left}
     ranked = {str(rank): member.key for rank, member in enumerate(plan.members) if plan.phase is PlanPhase.TRAINING}
     if ranked.get(name) in here:
         return (ranked[name],)
@@ -47,12 +47,12 @@ def stop(plan: Plan, request: OperatorRequest, now: float) -> Plan:
     return end_job(plan, now, PlanPhase.FAILED, (reason,), failure=None)
 
 
-def drain(plan: Plan, members: Members, request: OperatorRequest, later: Container[NodeKey], now: float) -> Plan:
+def drain(plan: Plan, nodes: Nodes, request: OperatorRequest, later: Container[NodeKey], now: float) -> Plan:
     """The plan in which the nodes that the request names leave: at once, or those of `later` with the next planned
     change. Raises RequestFailed."""
-    wanted = find_nodes(plan, members, request.node)
-    draining = [key for key in (*plan.draining, *(key for key in wanted if key not in later)) if key in members]
-    to_drain = [key for key in (*plan.to_drain, *(key for key in wanted if key in later)) if key in members]
+    wanted = find_nodes(plan, nodes, request.node)
+    draining = [key for key in (*plan.draining, *(key for key in wanted if key not in later)) if key in nodes]
+    to_drain = [key for key in (*plan.to_drain, *(key for key in wanted if key in later)) if key in nodes]
     return msgspec.structs.replace(
         plan,
         clock=now,
@@ -61,11 +61,11 @@ def drain(plan: Plan, members: Members, request: OperatorRequest, later: Contain
     )
 
 
-def change_size(rules: JobRules, plan: Plan, members: Members, request: OperatorRequest, now: float) -> Plan:
+def change_size(rules: JobRules, plan: Plan, nodes: Nodes, request: OperatorRequest, now: float) -> Plan:
     """The plan of a job with rounds, started with these rules, that is to have another size. Raises RequestFailed."""
     if request.part is not None:
         raise RequestFailed(other_program(rules))
-    return msgspec.structs.replace(plan, clock=now, desired=desired_size(rules, plan, members, request))
+    return msgspec.structs.replace(plan, clock=now, desired=desired_size(rules, plan, nodes, request))
 
 
 def other_program(rules: JobRules) -> str:
@@ -73,7 +73,7 @@ def other_program(rules: JobRules) -> str:
     return f"it was started with {rules.program}; change its size with {rules.program} scale"
 
 
-def desired_size(rules: JobRules, plan: Plan, members: Members, request: OperatorRequest) -> DesiredSize | None:
+def desired_size(rules: JobRules, plan: Plan, nodes: Nodes, request: OperatorRequest) -> DesiredSize | None:
     """The size that a request asks for; None for that with which the job was started. Raises RequestFailed."""
     least, most = request.min_nodes or rules.min_nodes, request.max_nodes or rules.max_nodes
     if not rules.min_nodes <= least <= most <= rules.max_nodes:
@@ -85,9 +85,9 @@ def desired_size(rules: JobRules, plan: Plan, members: Members, request: Operato
     if (problem := rules.resized(size).problem()) is not None:
         raise RequestFailed(problem)
     if plan.phase is PlanPhase.TRAINING:
-        if any(one.done or ((p := members.get(one.key)) and p.succeeded_in(plan.key)) for one in plan.members):
+        if any(one.done or ((p := nodes.get(one.key)) and p.succeeded_in(plan.key)) for one in plan.members):
             raise RequestFailed("workers have succeeded already, so no further round is planned")
-        here = sum(p.is_available for p in members.values())
+        here = sum(p.is_available for p in nodes.values())
         if not rules.resized(size).size(here):
             raise RequestFailed(f"only {counted(here, 'node')} {'is' if here == 1 else 'are'} here")
     return None if (least, most) == (rules.min_nodes, rules.max_nodes) and not fixed else size

@@ -8,7 +8,7 @@ from functools import partial
 from dlrover_run.coordination.decision import DeadlineReason, Decision, deadline_if, update_plan
 from dlrover_run.coordination.engine import Accepted, Engine, phase_news
 from dlrover_run.coordination.gate import Gate
-from dlrover_run.coordination.membership import Members
+from dlrover_run.coordination.membership import Nodes
 from dlrover_run.coordination.records.assignment import AssignmentPart
 from dlrover_run.coordination.records.plan import OVER, Plan, PlanPhase
 from dlrover_run.coordination.records.report import NodeReport, ReportPart
@@ -36,18 +36,18 @@ class RoundEngine(Engine):
         self.rules = rules
         self.gate = gate
 
-    def decide(self, plan: Plan, members: Members, now: float) -> Decision:
+    def decide(self, plan: Plan, nodes: Nodes, now: float) -> Decision:
         """What follows. A round that ends or begins is a step of its own, after which all are asked once more."""
         rules, gate = self.rules, self.gate
         charged = expire_restarts(rules, plan.restart_times, now)
         if charged != plan.restart_times:
             # Stored, because a successor's job time begins at the last plan that was stored.
             plan = update_plan(plan, now, restart_times=charged)
-        plan = note_checkpoints(plan, members, now)
-        decision = (gather if plan.phase is PlanPhase.GATHERING else continue_round)(rules, gate, plan, members, now)
+        plan = note_checkpoints(plan, nodes, now)
+        decision = (gather if plan.phase is PlanPhase.GATHERING else continue_round)(rules, gate, plan, nodes, now)
         if decision.plan.phase in OVER or decision.again:
             return decision
-        wait = decision.wait or partial(wait_as_spare, rules, gate, decision.plan, dict(members), None)
+        wait = decision.wait or partial(wait_as_spare, rules, gate, decision.plan, dict(nodes), None)
         forgiven_at = charged[0] + rules.restart_window if charged else None
         deadlines = (*decision.deadlines, *deadline_if(forgiven_at, DeadlineReason.BUDGET))
         return decision._replace(deadlines=deadlines, wait=wait)
@@ -58,12 +58,12 @@ class RoundEngine(Engine):
     def orders(self, plan: Plan, ranks: Mapping[NodeKey, RankAssignment]) -> Mapping[NodeKey, AssignmentPart]:
         return self.gate.orders(plan, ranks)
 
-    def request(self, base: JobRules, plan: Plan, members: Members, request: OperatorRequest, now: float) -> Accepted:
+    def request(self, base: JobRules, plan: Plan, nodes: Nodes, request: OperatorRequest, now: float) -> Accepted:
         if request.action is Action.SCALE:
-            return Accepted(change_size(base, plan, members, request, now))
+            return Accepted(change_size(base, plan, nodes, request, now))
         # Of a round that runs they leave with the next planned change.
         later = {member.key for member in plan.members} if plan.phase is PlanPhase.TRAINING else frozenset()
-        return Accepted(drain(plan, members, request, later, now))
+        return Accepted(drain(plan, nodes, request, later, now))
 
     def problem(self, report: NodeReport, assigned: RankAssignment | None) -> str | None:
         return problem_of_workers(report, assigned)
@@ -84,8 +84,8 @@ class RoundEngine(Engine):
     def continued(self, report: NodeReport) -> AssignmentPart | None:
         return None
 
-    def recover(self, plan: Plan, members: Members, grace_over: bool, now: float) -> Plan | None:
-        recovered = recover_plan(plan, connected_reports(members), grace_over)
+    def recover(self, plan: Plan, nodes: Nodes, grace_over: bool, now: float) -> Plan | None:
+        recovered = recover_plan(plan, connected_reports(nodes), grace_over)
         if recovered is None:
             return None
-        return update_plan(recovered, recovered.clock, part=self.gate.recovered(recovered, members))
+        return update_plan(recovered, recovered.clock, part=self.gate.recovered(recovered, nodes))

@@ -16,7 +16,7 @@ from dlrover_run.coordination.decision import (
     update_plan,
 )
 from dlrover_run.coordination.gate import Gate
-from dlrover_run.coordination.membership import Members, MemberState
+from dlrover_run.coordination.membership import KnownNode, Nodes
 from dlrover_run.coordination.records.plan import Plan, PlanPhase
 from dlrover_run.coordination.records.report import NodePhase
 from dlrover_run.coordination.records.round import Failure, Member, RoundKey
@@ -77,10 +77,10 @@ def _exhausted(rules: JobRules) -> Reasons:
     return (Code.RESTARTS_USED(most=rules.max_restarts),)
 
 
-def continue_round(rules: JobRules, gate: Gate, plan: Plan, members: Members, now: float) -> Decision:
+def continue_round(rules: JobRules, gate: Gate, plan: Plan, nodes: Nodes, now: float) -> Decision:
     """What follows while a round runs: it goes on, or ends with the job, by a failure or by the loss of a node."""
     key = plan.key
-    in_round = round_members(plan, members)
+    in_round = round_members(plan, nodes)
     done = [member.done or (state is not None and state.succeeded_in(key)) for member, state in in_round]
     if all(done):
         return Decision(end_job(plan, now, PlanPhase.FINISHED, (Code.ALL_SUCCEEDED(),), failure=None))
@@ -95,7 +95,7 @@ def continue_round(rules: JobRules, gate: Gate, plan: Plan, members: Members, no
     )
     cause = _first_own(failed)
     if cause is not None and not _departed_before(cause.changed_at, unfinished):
-        return _restart(rules, gate, plan, members, cause, now)
+        return _restart(rules, gate, plan, nodes, cause, now)
     broken = disconnects_resolved_at(in_round, now)
     if lost_or_left:
         # Whether other nodes are lost with them is known soon, and one round is enough for all losses.
@@ -115,35 +115,35 @@ def continue_round(rules: JobRules, gate: Gate, plan: Plan, members: Members, no
             known = Deadline(known_at, DeadlineReason.BLAME)
         else:
             known = Deadline(broken, DeadlineReason.LOST)
-        return _restart(rules, gate, plan, members, failed[0], now) if now >= known.at else Decision(plan, (known,))
+        return _restart(rules, gate, plan, nodes, failed[0], now) if now >= known.at else Decision(plan, (known,))
     if any(done):
         # No node joins any more. The success of a member that is about to be dropped is kept in the plan.
         released = release_drains(plan, now)
-        watched = gate.during(released, members, now)
-        remembered = _remember_done(watched.plan, members, now)
+        watched = gate.during(released, nodes, now)
+        remembered = _remember_done(watched.plan, nodes, now)
         changes = changed_by(gate.name, released, watched.plan)
         return Decision(remembered, deadline_if(broken, DeadlineReason.LOST), watched.log_lines, changes=changes)
     if broken is not None:
         return Decision(plan, deadline_if(broken, DeadlineReason.LOST))
-    watched = gate.during(plan, members, now)
+    watched = gate.during(plan, nodes, now)
     decision = Decision(watched.plan)
-    if len(members) != len(in_round) or may_change(watched.plan):
-        decision = change_round(rules, gate, watched.plan, members, now)
+    if len(nodes) != len(in_round) or may_change(watched.plan):
+        decision = change_round(rules, gate, watched.plan, nodes, now)
     return decision._replace(
         deadlines=watched.deadlines + decision.deadlines,
         log_lines=watched.log_lines + decision.log_lines,
-        wait=partial(wait_as_spare, rules, gate, decision.plan, dict(members), watched),
+        wait=partial(wait_as_spare, rules, gate, decision.plan, dict(nodes), watched),
         changes=changed_by(gate.name, plan, watched.plan) + decision.changes,
     )
 
 
-def _failure(state: MemberState, key: RoundKey) -> Failure | None:
+def _failure(state: KnownNode, key: RoundKey) -> Failure | None:
     """Why the workers of that round failed on that node, if they did. A draining node may report it last."""
     ended = state.report.phase in (NodePhase.FAILED, NodePhase.LEFT)
     return state.report.failure if ended and state.report.in_round(key) else None
 
 
-def _first_own(failed: list[MemberState]) -> MemberState | None:
+def _first_own(failed: list[KnownNode]) -> KnownNode | None:
     """The first failure that does not report the loss of a peer."""
     return next(
         (state for state in failed if state.report.failure is not None and not state.report.failure.lost_peer), None
@@ -160,7 +160,7 @@ def _departed_before(time: float, unfinished: RoundMembers) -> bool:
     return False
 
 
-def _restart(rules: JobRules, gate: Gate, plan: Plan, members: Members, cause: MemberState, now: float) -> Decision:
+def _restart(rules: JobRules, gate: Gate, plan: Plan, nodes: Nodes, cause: KnownNode, now: float) -> Decision:
     failure = _failure(cause, plan.key)
     assert failure is not None, "only a failed node is a cause"
     node_rank = next(rank for rank, member in enumerate(plan.members) if member.key == cause.report.key)
@@ -168,7 +168,7 @@ def _restart(rules: JobRules, gate: Gate, plan: Plan, members: Members, cause: M
     if any(part.excuses_failure(plan) for part in plan.parts):
         excused = update_plan(plan, now, failure=failure)
         return end_round(gate, excused, now, (failure.reason,))
-    worked = any(state.report.progressed and state.report.in_round(plan.key) for state in members.values())
+    worked = any(state.report.progressed and state.report.in_round(plan.key) for state in nodes.values())
     charged = consume_restart(rules, plan, failure, worked, now)
     if charged.phase is PlanPhase.FAILED:
         return Decision(charged)
@@ -181,9 +181,9 @@ def _regroup_without(gate: Gate, plan: Plan, lost_or_left: RoundMembers, now: fl
     return end_round(gate, ended, now, _departures(plan, lost_or_left))
 
 
-def _remember_done(plan: Plan, members: Members, now: float) -> Plan:
+def _remember_done(plan: Plan, nodes: Nodes, now: float) -> Plan:
     def done(member: Member) -> bool:
-        state = members.get(member.key)
+        state = nodes.get(member.key)
         return member.done or (
             state is not None and (state.is_lost(now) or state.is_draining) and state.succeeded_in(plan.key)
         )
@@ -202,7 +202,7 @@ def _departures(plan: Plan, lost_or_left: RoundMembers) -> Reasons:
     return chain((), *(code(names=shown_names(names), number=len(names), **dict(more)) for (code, more), names in ways))
 
 
-def _departure(state: MemberState | None) -> tuple[Code, tuple[tuple[str, str], ...]]:
+def _departure(state: KnownNode | None) -> tuple[Code, tuple[tuple[str, str], ...]]:
     """How one member was lost or left, and the parameters of that reason beside the names."""
     if state is None or not state.is_draining:
         return Code.LOST, ()

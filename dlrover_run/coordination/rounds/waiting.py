@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from dlrover_run.coordination.decision import Deadline, DeadlineReason, Wait, seconds_left
 from dlrover_run.coordination.gate import Gate, Step
-from dlrover_run.coordination.membership import Members, MemberState
+from dlrover_run.coordination.membership import KnownNode, Nodes
 from dlrover_run.coordination.records.assignment import Waiting
 from dlrover_run.coordination.records.plan import Plan, PlanPhase
 from dlrover_run.coordination.records.rules import JobRules
@@ -21,8 +21,8 @@ def wait_for_round(
     rules: JobRules,
     gate: Gate,
     plan: Plan,
-    alive: list[MemberState],
-    members: Members,
+    alive: list[KnownNode],
+    nodes: Nodes,
     of_gate: Wait | None,
     deadlines: Sequence[Deadline],
     now: float,
@@ -37,7 +37,7 @@ def wait_for_round(
     named = (Code.NAMED(names=hosts),) if hosts else ()
     quorum = (Code.QUORUM(number=plan.quorum),) if is_quorum_lacking(plan, alive) else ()
     missing = missing_nodes(rules, plan, alive)
-    reasons = chain(gate.removals(plan, members), here, *named, *quorum, *missing)
+    reasons = chain(gate.removals(plan, nodes), here, *named, *quorum, *missing)
     return Waiting(reasons, seconds_left(deadlines, now))
 
 
@@ -50,7 +50,7 @@ def wait_as_spare(
     rules: JobRules,
     gate: Gate,
     plan: Plan,
-    members: Members,
+    nodes: Nodes,
     watched: Step | None,
     deadlines: Sequence[Deadline],
     now: float,
@@ -66,7 +66,7 @@ def wait_as_spare(
     if checked_in is not None and alone is not None:
         return Waiting((train, alone), checked_in)
     in_round = {member.key for member in plan.members}
-    alive = gate.healthy(plan, members)
+    alive = gate.healthy(plan, nodes)
     others = [state for state in alive if state.report.key not in in_round]
     preparing = sum(state.report.preparing for state in others)
     if preparing and rules.size(len(alive)) > len(plan.members):
@@ -79,7 +79,7 @@ def wait_as_spare(
     return Waiting((train, spare))
 
 
-def missing_nodes(rules: JobRules, plan: Plan, alive: list[MemberState]) -> Reasons:
+def missing_nodes(rules: JobRules, plan: Plan, alive: list[KnownNode]) -> Reasons:
     """Which nodes are missing, if that is known: members of the last round, or node ranks that users gave."""
     here = {state.report.key for state in alive}
     if plan.members:

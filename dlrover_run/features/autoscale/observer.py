@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from msgspec.structs import replace
 
 from dlrover_run.coordination.decision import DeadlineReason, deadline_if
-from dlrover_run.coordination.membership import Members
+from dlrover_run.coordination.membership import Nodes
 from dlrover_run.coordination.observer import Observation, Observer
 from dlrover_run.coordination.records.plan import Plan, PlanPhase
 from dlrover_run.coordination.records.report import NodePhase
@@ -49,20 +49,20 @@ class AutoscaleObserver(Observer):
         self.limits = AutoscaleRules.get(rules.parts)
         self.sizes = self.limits.allowed(rules.min_nodes, rules.max_nodes, rules.node_unit)
 
-    def observe(self, plan: Plan, members: Members, now: float) -> Observation:
+    def observe(self, plan: Plan, nodes: Nodes, now: float) -> Observation:
         before = AutoscaleState.get(plan.parts)
         view: SizeView | None = None
         if plan.desired is not None and plan.desired.fixed:
             # What is measured again later begins with a round of its own.
             after = replace(before, measurement=Measurement(), paused_at=None, short_since=None, clock=RoundClock())
         else:
-            before_round = replace(before, clock=_clock(before, plan, members, now))
-            view = job_view(before_round, plan, members)
+            before_round = replace(before, clock=_clock(before, plan, nodes, now))
+            view = job_view(before_round, plan, nodes)
             remaining = remaining_seconds(self.limits, before_round, view.size, view.progress)
             after = decide(self.limits, self.sizes, before_round, replace(view, remaining=remaining), now)
         if self.limits.command:
-            view = view or job_view(before, plan, members)
-            after = replace(after, command=self._command(after, view, plan, members, now))
+            view = view or job_view(before, plan, nodes)
+            after = replace(after, command=self._command(after, view, plan, nodes, now))
         until = spares_until(self.limits, after) if after.target and plan.phase is PlanPhase.TRAINING else None
         # A time that has passed is no deadline: the coordinator would decide again at once, and for ever.
         deadlines = deadline_if(None if until is None or until <= now else until, DeadlineReason.FEATURE)
@@ -75,11 +75,11 @@ class AutoscaleObserver(Observer):
         return Observation(after, deadlines, lines)
 
     def _command(
-        self, state: AutoscaleState, view: SizeView, plan: Plan, members: Members, now: float
+        self, state: AutoscaleState, view: SizeView, plan: Plan, nodes: Nodes, now: float
     ) -> CommandRun | None:
         """The run of the command that is under way, or begins now."""
         run = state.command
-        if run is not None and (holder := members.get(run.node)) is not None:
+        if run is not None and (holder := nodes.get(run.node)) is not None:
             part = AutoscaleNodeReport.find(holder.report.parts)
             run = follow_result(run, None if part is None else part.command)
         if not view.size or view.busy:
@@ -98,9 +98,9 @@ class AutoscaleObserver(Observer):
             return None
         return wanted + self.rules.spares
 
-    def recovered(self, plan: Plan, members: Members) -> AutoscaleState | None:
+    def recovered(self, plan: Plan, nodes: Nodes) -> AutoscaleState | None:
         """What the nodes have kept."""
-        parts = (AutoscaleNodeReport.find(state.report.parts) for state in members.values())
+        parts = (AutoscaleNodeReport.find(state.report.parts) for state in nodes.values())
         kept = [part.known for part in parts if part is not None and part.known is not None]
         if not kept:
             return None
@@ -127,7 +127,7 @@ class AutoscaleObserver(Observer):
         return given
 
 
-def job_view(state: AutoscaleState, plan: Plan, members: Members) -> SizeView:
+def job_view(state: AutoscaleState, plan: Plan, nodes: Nodes) -> SizeView:
     """The input of a decision: the job as it is now."""
     trains = plan.phase is PlanPhase.TRAINING
     leaving = {*plan.draining, *plan.to_drain}
@@ -136,17 +136,17 @@ def job_view(state: AutoscaleState, plan: Plan, members: Members) -> SizeView:
     return SizeView(
         round=plan.key.number,
         size=size if trains else 0,
-        present=sum(one.is_available and key not in leaving for key, one in members.items()),
-        progress=_progress(state, plan, members),
+        present=sum(one.is_available and key not in leaving for key, one in nodes.items()),
+        progress=_progress(state, plan, nodes),
         failure=FailureAtSize(plan.key.number, size) if failed else None,
-        busy=trains and _is_busy(plan, members),
+        busy=trains and _is_busy(plan, nodes),
     )
 
 
-def _is_busy(plan: Plan, members: Members) -> bool:
+def _is_busy(plan: Plan, nodes: Nodes) -> bool:
     """Whether a member has succeeded, or is about to be lost or to fail."""
     for member in plan.members:
-        state = members.get(member.key)
+        state = nodes.get(member.key)
         if member.done or state is None or not state.connected or state.succeeded_in(plan.key):
             return True
         if state.report.phase is NodePhase.FAILED and state.report.in_round(plan.key):
@@ -154,25 +154,25 @@ def _is_busy(plan: Plan, members: Members) -> bool:
     return False
 
 
-def _report(plan: Plan, members: Members) -> AutoscaleNodeReport | None:
+def _report(plan: Plan, nodes: Nodes) -> AutoscaleNodeReport | None:
     """What the node with rank 0 reports of the round that runs."""
     if plan.phase is not PlanPhase.TRAINING:
         return None
-    state = members.get(plan.members[0].key)
+    state = nodes.get(plan.members[0].key)
     part = None if state is None else AutoscaleNodeReport.find(state.report.parts)
     return part if part is not None and part.steps and part.key == plan.key else None
 
 
-def _clock(state: AutoscaleState, plan: Plan, members: Members, now: float) -> RoundClock:
+def _clock(state: AutoscaleState, plan: Plan, nodes: Nodes, now: float) -> RoundClock:
     """When the steps of the round began, by the first report of them, which has just been received."""
-    part = _report(plan, members)
+    part = _report(plan, nodes)
     if part is None or state.clock.key == plan.key:
         return state.clock
     return RoundClock(plan.key, round(now - part.age - part.seconds, 3))
 
 
-def _progress(state: AutoscaleState, plan: Plan, members: Members) -> StepsReport | None:
-    part = _report(plan, members)
+def _progress(state: AutoscaleState, plan: Plan, nodes: Nodes) -> StepsReport | None:
+    part = _report(plan, nodes)
     if part is None or state.clock.key != plan.key:
         return None
     return StepsReport(part.steps, max(0.0, round(state.clock.began + part.seconds, 3)), part.samples, part.left)

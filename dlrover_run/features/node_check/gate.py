@@ -9,7 +9,7 @@ import msgspec
 
 from dlrover_run.coordination.decision import Deadline, DeadlineReason, seconds_left
 from dlrover_run.coordination.gate import Choose, Gate, Permit, Step
-from dlrover_run.coordination.membership import Members, MemberState
+from dlrover_run.coordination.membership import KnownNode, Nodes
 from dlrover_run.coordination.records.assignment import Waiting
 from dlrover_run.coordination.records.plan import OVER, Plan
 from dlrover_run.coordination.records.round import Member, NodeKey, RankAssignment
@@ -52,25 +52,25 @@ class NodeCheckGate(Gate):
         self.rules = rules
         self.limits = NodeCheckRules.get(rules.parts)
 
-    def healthy(self, plan: Plan, members: Members) -> list[MemberState]:
-        return steps.eligible_nodes(plan, members)
+    def healthy(self, plan: Plan, nodes: Nodes) -> list[KnownNode]:
+        return steps.eligible_nodes(plan, nodes)
 
-    def between(self, plan: Plan, members: Members, now: float) -> Step:
-        noted = steps.note_nodes(plan, members, now)
-        plan, wait = noted.plan, partial(self._wait, dict(members), now)
+    def between(self, plan: Plan, nodes: Nodes, now: float) -> Step:
+        noted = steps.note_nodes(plan, nodes, now)
+        plan, wait = noted.plan, partial(self._wait, dict(nodes), now)
         check = state_of(plan).check
         if check is None or check.during_training:
             # One beside training goes on beside the next round. If something has to be checked before that, `permit`
             # begins another check in its place, of all.
             return noted._replace(plan=plan, wait=partial(wait, plan))
-        step = steps.step(self.limits, plan, members, now)
+        step = steps.step(self.limits, plan, nodes, now)
         return step._replace(
             log_lines=noted.log_lines + step.log_lines,
             holds=state_of(step.plan).check is not None,
             wait=partial(wait, step.plan),
         )
 
-    def permit(self, plan: Plan, nodes: Sequence[MemberState], choose: Choose, now: float) -> Permit:
+    def permit(self, plan: Plan, nodes: Sequence[KnownNode], choose: Choose, now: float) -> Permit:
         nodes = self._without_computing(plan, nodes, now)
         ranked = choose(nodes)
         if not steps.computes_anew(self.limits, plan):
@@ -80,19 +80,19 @@ class NodeCheckGate(Gate):
                 return Permit(until=Deadline(known_at, DeadlineReason.FEATURE))
         return Permit(ranked, begun=steps.begin(self.limits, plan, ranked, nodes, now))
 
-    def during(self, plan: Plan, members: Members, now: float) -> Step:
-        noted = steps.note_nodes(plan, members, now)
+    def during(self, plan: Plan, nodes: Nodes, now: float) -> Step:
+        noted = steps.note_nodes(plan, nodes, now)
         plan, check = noted.plan, state_of(noted.plan).check
-        if any(member.done or _has_succeeded(member, plan, members) for member in plan.members):
+        if any(member.done or _has_succeeded(member, plan, nodes) for member in plan.members):
             # No node joins any more.
             return noted if check is None else noted._replace(plan=steps.update(plan, now, check=None))
-        if check is None and len(members) == len(plan.members):
+        if check is None and len(nodes) == len(plan.members):
             return noted
-        step = steps.check_during_training(self.limits, plan, members, now)
+        step = steps.check_during_training(self.limits, plan, nodes, now)
         spare = (text.NodeCheckCode.CHECKED_DURING_TRAINING(), text.NodeCheckCode.PASSED_JOIN())
         return step._replace(log_lines=noted.log_lines + step.log_lines, spare=spare)
 
-    def joins(self, plan: Plan, nodes: Sequence[MemberState]) -> list[MemberState]:
+    def joins(self, plan: Plan, nodes: Sequence[KnownNode]) -> list[KnownNode]:
         passed = {key_of(one) for one in state_of(plan).health if not one.dismissed}
         return [p for p in nodes if p.report.key in passed]
 
@@ -103,10 +103,10 @@ class NodeCheckGate(Gate):
         kept = tuple(one for one in state_of(plan).health if one.dismissed or one.status is HealthStatus.UNCHECKED)
         return steps.with_state(plan, health=kept, links=())
 
-    def removals(self, plan: Plan, members: Members) -> Reasons:
+    def removals(self, plan: Plan, nodes: Nodes) -> Reasons:
         """The dismissed nodes. A node that is gone is shown only while the others wait for one in its place."""
         health = state_of(plan).health
-        shown = (one for one in health if plan.key.number == 0 or key_of(one) in members)
+        shown = (one for one in health if plan.key.number == 0 or key_of(one) in nodes)
         return text.dismissals([one for one in shown if one.dismissed], MAX_DISMISSALS)
 
     def take_over(self, plan: Plan) -> Plan:
@@ -120,13 +120,13 @@ class NodeCheckGate(Gate):
         again = msgspec.structs.replace(check, key=key, since=plan.clock)
         return steps.with_state(msgspec.structs.replace(plan, since=since), check=again)
 
-    def recovered(self, plan: Plan, members: Members) -> NodeCheckState:
+    def recovered(self, plan: Plan, nodes: Nodes) -> NodeCheckState:
         """All members count as checked: they were, before they had ranks. Nodes that take no part in checks are known
         by that."""
         checked = tuple(
             health_of(member, HealthStatus.PASSED)
             for member in plan.members
-            if (p := members.get(member.key)) is not None and not without_check(p)
+            if (p := nodes.get(member.key)) is not None and not without_check(p)
         )
         return msgspec.structs.replace(state_of(plan), health=checked)
 
@@ -149,7 +149,7 @@ class NodeCheckGate(Gate):
             )
         return found
 
-    def _without_computing(self, plan: Plan, nodes: Sequence[MemberState], now: float) -> Sequence[MemberState]:
+    def _without_computing(self, plan: Plan, nodes: Sequence[KnownNode], now: float) -> Sequence[KnownNode]:
         """The nodes without those that still compute, if enough are left and there was a round or a check before."""
         if steps.computes_anew(self.limits, plan) or not (plan.key.number or state_of(plan).check_count):
             return nodes
@@ -158,25 +158,25 @@ class NodeCheckGate(Gate):
         return others if self.rules.size(len(others)) else nodes
 
     def _wait(
-        self, members: Members, found_at: float, plan: Plan, deadlines: Sequence[Deadline], now: float
+        self, nodes: Nodes, found_at: float, plan: Plan, deadlines: Sequence[Deadline], now: float
     ) -> Waiting | None:
         """Which nodes a check, or its begin, waits for: the `Wait` of `between`."""
         seconds, check = seconds_left(deadlines, now), state_of(plan).check
         if check is not None and not check.during_training:
-            waited_for = [check.nodes[place].host for place in awaited(check, members, found_at)]
-            reasons = text.answers(check, waited_for, len(asked(check, members, found_at)))
-            rows = text.shown(check_status(check, members), text.share_of(len(members)))
+            waited_for = [check.nodes[place].host for place in awaited(check, nodes, found_at)]
+            reasons = text.answers(check, waited_for, len(asked(check, nodes, found_at)))
+            rows = text.shown(check_status(check, nodes), text.share_of(len(nodes)))
             return Waiting(reasons, seconds, (NodeCheckProgress(rows),))
-        nodes = self.healthy(plan, members)
-        if self.rules.size(len(nodes)) and not steps.computes_anew(self.limits, plan):
-            silent = steps.computing(self.limits, plan, nodes, found_at)
+        healthy = self.healthy(plan, nodes)
+        if self.rules.size(len(healthy)) and not steps.computes_anew(self.limits, plan):
+            silent = steps.computing(self.limits, plan, healthy, found_at)
             if silent:
-                return Waiting(text.not_computed(display_names(plan, silent), len(nodes)), seconds)
+                return Waiting(text.not_computed(display_names(plan, silent), len(healthy)), seconds)
         return None
 
 
-def _has_succeeded(member: Member, plan: Plan, members: Members) -> bool:
-    state = members.get(member.key)
+def _has_succeeded(member: Member, plan: Plan, nodes: Nodes) -> bool:
+    state = nodes.get(member.key)
     return state is not None and state.succeeded_in(plan.key)
 
 

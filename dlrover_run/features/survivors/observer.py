@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from msgspec.structs import replace
 
-from dlrover_run.coordination.membership import Members, MemberState
+from dlrover_run.coordination.membership import KnownNode, Nodes
 from dlrover_run.coordination.observer import Observation, Observer
 from dlrover_run.coordination.records.plan import Plan, PlanPhase
 from dlrover_run.coordination.records.report import NodePhase
@@ -37,7 +37,7 @@ class SurvivorsObserver(Observer):
     def __init__(self, rules: JobRules) -> None:
         self._limits = SurvivorsRules.get(rules.parts)
 
-    def observe(self, plan: Plan, members: Members, now: float) -> Observation:
+    def observe(self, plan: Plan, nodes: Nodes, now: float) -> Observation:
         """The store of a round that has just begun; then how its workers form their group, once that is known."""
         before = SurvivorsState.get(plan.parts)
         if plan.phase is not PlanPhase.TRAINING:
@@ -46,13 +46,13 @@ class SurvivorsObserver(Observer):
             return Observation()
         state = before
         if before.chosen_for != plan.key:
-            ranked = [members[member.key] for member in plan.members if member.key in members]
+            ranked = [nodes[member.key] for member in plan.members if member.key in nodes]
             state = replace(before, chosen_for=plan.key, store=choose_store(before.store, ranked))
-        why_not = reasons_against(plan, state, members)
+        why_not = reasons_against(plan, state, nodes)
         if why_not:
             lines = () if why_not == state.why_not else (render(why_not),)
             return Observation(replace(state, formation=Formation(plan.key), why_not=why_not), log_lines=lines)
-        parts = offers(plan, members)
+        parts = offers(plan, nodes)
         if parts is None:
             return _changed(before, state)
         uuid = uuid_of(plan.key)
@@ -63,9 +63,9 @@ class SurvivorsObserver(Observer):
         lines = (text,) if kept else ()
         return Observation(replace(state, formation=formation, why_not=()), log_lines=lines)
 
-    def recovered(self, plan: Plan, members: Members) -> SurvivorsState | None:
+    def recovered(self, plan: Plan, nodes: Nodes) -> SurvivorsState | None:
         """The store that the workers of the round have. Their group follows from their reports."""
-        here = (state for member in plan.members if (state := members.get(member.key)) is not None)
+        here = (state for member in plan.members if (state := nodes.get(member.key)) is not None)
         parts = (SurvivorsReport.find(state.report.parts) for state in here if state.report.in_round(plan.key))
         store = next((part.store for part in parts if part is not None and part.store is not None), None)
         return None if store is None else SurvivorsState(store, plan.key)
@@ -78,7 +78,7 @@ class SurvivorsObserver(Observer):
         return dict.fromkeys(ranks, part)
 
 
-def choose_store(before: Store | None, ranked: Sequence[MemberState]) -> Store | None:
+def choose_store(before: Store | None, ranked: Sequence[KnownNode]) -> Store | None:
     """The store of a round of these nodes, in the order of their ranks: the one before as long as its node runs it,
     because workers cannot change theirs; else that of the first node. A coordinator that has lost its
     records finds the one before in the reports."""
@@ -93,7 +93,7 @@ def choose_store(before: Store | None, ranked: Sequence[MemberState]) -> Store |
     return next((store for store in (*known, *offered) if store in offered), None)
 
 
-def reasons_against(plan: Plan, state: SurvivorsState, members: Members) -> Reasons:
+def reasons_against(plan: Plan, state: SurvivorsState, nodes: Nodes) -> Reasons:
     """Why the group of the round cannot be formed in place; empty as long as nothing is known that prevents it.
 
     One worker that cannot take part is enough. A process group has members of one kind only, and the ranks and the
@@ -105,7 +105,7 @@ def reasons_against(plan: Plan, state: SurvivorsState, members: Members) -> Reas
     if workers > MAX_GROUP:
         return (SurvivorsCode.TOO_LARGE(workers=workers, most=MAX_GROUP),)
     for rank, member in enumerate(plan.members):
-        node = members.get(member.key)
+        node = nodes.get(member.key)
         # A node that leaves reports nothing of its workers any more.
         if node is None or not _works_in(node, plan):
             continue
@@ -120,12 +120,12 @@ def reasons_against(plan: Plan, state: SurvivorsState, members: Members) -> Reas
     return ()
 
 
-def offers(plan: Plan, members: Members) -> list[SurvivorsReport] | None:
+def offers(plan: Plan, nodes: Nodes) -> list[SurvivorsReport] | None:
     """The parts of all nodes of the round, in the order of their ranks, once all of their workers have offered handles
     for it; None before that. The handles of a node that is away, or that has failed, may be those of dead workers."""
     found: list[SurvivorsReport] = []
     for member in plan.members:
-        state = members.get(member.key)
+        state = nodes.get(member.key)
         part = SurvivorsReport.find(state.report.parts) if state is not None and _works_in(state, plan) else None
         if part is None or part.key != plan.key or len(part.handles) != member.workers:
             return None
@@ -134,7 +134,7 @@ def offers(plan: Plan, members: Members) -> list[SurvivorsReport] | None:
     return found if len(set(handles)) == len(handles) else None
 
 
-def _works_in(state: MemberState, plan: Plan) -> bool:
+def _works_in(state: KnownNode, plan: Plan) -> bool:
     """Whether the node is connected, and its workers of the round of the plan run."""
     return state.connected and state.report.in_round(plan.key) and state.report.phase is NodePhase.RUNNING
 

@@ -291,7 +291,7 @@ class StoreLeader:
         while True:
             now = self._loop.time()
             writes = driver.turn(now)
-            readers: frozenset[NodeKey | str] = frozenset((*driver.coordinator.members, *self._membership.mismatched))
+            readers: frozenset[NodeKey | str] = frozenset((*driver.coordinator.nodes, *self._membership.mismatched))
             # A new node that no decision concerns may read a bucket that has not been written yet. Until a plan is
             # recovered from the nodes' reports, each node keeps its assignment.
             is_new = not driver.coordinator.recovering and not readers <= self._readers

@@ -163,7 +163,7 @@ def messages_by_bucket(
     `waiting` is left out where no node waits, so that a bucket is not written again when a node joins elsewhere.
     """
     plan = coordinator.plan
-    known = {*coordinator.members, *(member.key for member in plan.members)}
+    known = {*coordinator.nodes, *(member.key for member in plan.members)}
     buckets = {bucket_of(node_id) for node_id in (*mismatched, *(key.node_id for key in known))}
     if plan.phase in OVER:
         # A node that was lost long ago may come back to learn that the job is over.
@@ -187,7 +187,7 @@ def messages_by_bucket(
         return math.inf if view.ranks is None else view.ranks.node_rank, node_id, incarnation
 
     rules = encode_rules(coordinator.rules)
-    program = job_program(plan, coordinator.members)
+    program = job_program(plan, coordinator.nodes)
     full = coordinator.is_full()
     common = msgspec.structs.replace(common_assignment(plan), parts=shared)
     return {

@@ -61,9 +61,9 @@ async def ask_store_for_stacks(store: KeyValueStore, keys: Keys, name: str, quer
     AskFailed."""
     try:
         job = await read_job(store, keys, name)
-        nodes = nodes_to_ask(job.plan, job.members, query)
+        nodes = nodes_to_ask(job.plan, job.nodes, query)
         # A node whose lease has expired has no key.
-        request = StackRequest(0, nodes, [key for key, member in job.members.items() if member.connected])
+        request = StackRequest(0, nodes, [key for key, member in job.nodes.items() if member.connected])
         if request.waits_for:
             await _gather(store, keys, query, request)
         return request.result(name, job.plan)

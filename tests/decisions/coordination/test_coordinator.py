@@ -333,7 +333,7 @@ def test_a_node_that_left_is_forgotten_and_a_lost_spare_too() -> None:
     job.lose("d")
     job.report_phase("c", NodePhase.LEFT)
     job.wait(2)
-    assert set(job.coordinator.members) == {job.key("a"), job.key("b")}
+    assert set(job.coordinator.nodes) == {job.key("a"), job.key("b")}
 
 
 @pytest.mark.parametrize(("nodes", "grace"), [(2, RETURN_GRACE), (2000, RETURN_GRACE + 10.0)])
@@ -341,5 +341,5 @@ def test_the_nodes_of_a_large_job_have_longer_to_come_back_to_a_new_master(nodes
     members = tuple(Member(f"n{number}", "1", "h", 1) for number in range(nodes))
     plan = Plan(epoch=1, key=RoundKey(1, 1), phase=PlanPhase.TRAINING, members=members)
     successor = Coordinator(JobRules(min_nodes=nodes, max_nodes=nodes), 0.0, 2, plan)
-    times = [state.lost_at for state in successor.members.values()]
+    times = [state.lost_at for state in successor.nodes.values()]
     assert times == pytest.approx([grace] * nodes, abs=0.1)

@@ -13,7 +13,7 @@ from virtual_job import KILLED, LOST_PEER, VirtualJob, play, rules
 
 from dlrover_run.coordination.coordinator import Coordinator
 from dlrover_run.coordination.decide import decide
-from dlrover_run.coordination.membership import MemberState
+from dlrover_run.coordination.membership import KnownNode
 from dlrover_run.coordination.records.plan import Plan, PlanPhase
 from dlrover_run.coordination.records.report import NodePhase, NodeReport
 from dlrover_run.coordination.records.requests import Action, OperatorRequest
@@ -391,7 +391,7 @@ class TestEnding:
         job.wait(50)
         assert training(job, 1, "a", "b", "c")
         assert [member.done for member in job.plan.members] == [False, True, False]
-        assert job.key("b") not in job.coordinator.members
+        assert job.key("b") not in job.coordinator.nodes
         job.succeed("a", "c")
         assert job.plan.phase is PlanPhase.FINISHED
 
@@ -632,7 +632,7 @@ class TestWords:
         )
 
 
-def at_work(nodes: int, phases: list[NodePhase]) -> tuple[Plan, dict[NodeKey, MemberState]]:
+def at_work(nodes: int, phases: list[NodePhase]) -> tuple[Plan, dict[NodeKey, KnownNode]]:
     """Return a round of that many nodes, of which the first have those phases."""
     members = tuple(Member(f"n{n}", "1", f"host{n}", 1) for n in range(nodes))
     plan = Plan(epoch=1, phase=PlanPhase.TRAINING, key=RoundKey(1, 1), members=members, reasons=sentence("x"))
@@ -653,9 +653,7 @@ def at_work(nodes: int, phases: list[NodePhase]) -> tuple[Plan, dict[NodeKey, Me
             epoch=1,
             failure=failure,
         )
-        present[status.key] = MemberState(
-            status, 0.0, 0.0, succeeded=plan.key if phase is NodePhase.SUCCEEDED else None
-        )
+        present[status.key] = KnownNode(status, 0.0, 0.0, succeeded=plan.key if phase is NodePhase.SUCCEEDED else None)
     return plan, present
 
 
@@ -730,7 +728,7 @@ def test_what_waiting_nodes_read_is_made_of_what_the_decision_has_looked_at() ->
     job = VirtualJob(rules(3, 3))
     play(job, "come a b")
     plan = msgspec.structs.replace(job.plan, draining=(job.statuses["b"].key,))
-    decision = decide(job_of(rules(3, 3)), plan, job.coordinator.members, job.now)
+    decision = decide(job_of(rules(3, 3)), plan, job.coordinator.nodes, job.now)
     assert decision.wait is not None
     waiting = decision.wait(decision.deadlines, job.now)
     assert waiting is not None

@@ -504,9 +504,9 @@ class TestInternalErrors:
         with patch.object(Coordinator, "receive", fail):
             assert shell.arrive(report) is True
             shell.run()
-        assert key_of("c") not in shell.driver.coordinator.members
+        assert key_of("c") not in shell.driver.coordinator.nodes
         shell.run()
-        assert key_of("c") in shell.driver.coordinator.members
+        assert key_of("c") in shell.driver.coordinator.nodes
 
     def test_but_not_once_its_node_is_gone(self) -> None:
         shell = pair()
@@ -514,7 +514,7 @@ class TestInternalErrors:
             shell.arrive(new_report("c", 3000))
         shell.lose("c")
         shell.wait(10)
-        assert key_of("c") not in shell.driver.coordinator.members
+        assert key_of("c") not in shell.driver.coordinator.nodes
 
     def test_an_assignment_that_cannot_be_made_is_sent_later(self) -> None:
         shell = pair()
@@ -552,5 +552,5 @@ class TestLaterCoordinator:
         assert shell.driver.stored.epoch == 9
         assert shell.answers == {"1": Answer(refusal=JUST_BEGUN)}
         # The nodes that were connected are known to it, with what they reported last.
-        assert shell.driver.coordinator.members.keys() == {key_of("a"), key_of("b")}
+        assert shell.driver.coordinator.nodes.keys() == {key_of("a"), key_of("b")}
         assert shell.driver.stored.key == RoundKey(5, 1)

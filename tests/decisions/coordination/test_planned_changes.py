@@ -183,16 +183,16 @@ def test_a_node_that_saves_often_reports_it_once() -> None:
     assert job.statuses["a"] == before
 
 
-def change_at_once(plan: Any, members: Any) -> bool:
+def change_at_once(plan: Any, nodes: Any) -> bool:
     return True
 
 
-def count_any_checkpoint(plan: Any, members: Any) -> bool:
-    return any(state.report.saves for state in members.values())
+def count_any_checkpoint(plan: Any, nodes: Any) -> bool:
+    return any(state.report.saves for state in nodes.values())
 
 
-def wait_for_one_node(plan: Any, members: Any) -> bool:
-    return any(state.report.saved_for == plan.change for state in members.values())
+def wait_for_one_node(plan: Any, nodes: Any) -> bool:
+    return any(state.report.saved_for == plan.change for state in nodes.values())
 
 
 DEFECTS = {
@@ -200,7 +200,7 @@ DEFECTS = {
     "a checkpoint from before counts": ("_have_saved", count_any_checkpoint),
     "the first of several nodes that save is enough": ("_have_saved", wait_for_one_node),
     "a newcomer that prepares interrupts the round": ("_ready", eligible),
-    "it is never known that the job saves": ("note_checkpoints", lambda plan, members, now: plan),
+    "it is never known that the job saves": ("note_checkpoints", lambda plan, nodes, now: plan),
 }
 
 
@@ -223,5 +223,5 @@ def test_a_round_of_nodes_that_save_is_known_to_save_when_it_is_formed() -> None
     job = play(VirtualJob(rules(1, 4)), PAIR + "mark a")
     coordinator = job.coordinator
     between = msgspec.structs.replace(job.plan, phase=PlanPhase.GATHERING, saves=False)
-    formed = decide(coordinator.job, between, coordinator.members, job.plan.clock + 100).plan
+    formed = decide(coordinator.job, between, coordinator.nodes, job.plan.clock + 100).plan
     assert (formed.phase, formed.saves) == (PlanPhase.TRAINING, True)

@@ -9,31 +9,29 @@ from hypothesis import given
 from hypothesis import strategies as st
 from virtual_job import VirtualJob, rules
 
-from dlrover_run.coordination.membership import MemberState
+from dlrover_run.coordination.membership import KnownNode
 from dlrover_run.coordination.records.plan import Plan, PlanPhase
 from dlrover_run.coordination.records.report import NodeReport
 from dlrover_run.coordination.records.round import Member, RoundKey
 from dlrover_run.coordination.rounds.ranks import assign_ranks, natural_order, rank_assignments
 
 
-def node(
-    name: str, arrived: float = 0.0, preferred: int | None = None, address: str = "", host: str = ""
-) -> MemberState:
+def node(name: str, arrived: float = 0.0, preferred: int | None = None, address: str = "", host: str = "") -> KnownNode:
     status = NodeReport(
         node_id=name, incarnation="1", host=host or name, address=address, port=1, workers=1, preferred_rank=preferred
     )
-    return MemberState(status, arrived, arrived)
+    return KnownNode(status, arrived, arrived)
 
 
 def member(name: str) -> Member:
     return Member(name, "1", name, 1)
 
 
-def ranked(before: list[str], living: list[MemberState], size: int) -> list[str]:
+def ranked(before: list[str], living: list[KnownNode], size: int) -> list[str]:
     return [p.report.node_id for p in assign_ranks([member(name) for name in before], living, size)]
 
 
-def named(names: str, **preferred_ranks: int) -> list[MemberState]:
+def named(names: str, **preferred_ranks: int) -> list[KnownNode]:
     """Return nodes that joined in this order, with the ranks that some of them prefer."""
     return [node(name, arrived, preferred_ranks.get(name)) for arrived, name in enumerate(names.split())]
 
@@ -65,12 +63,12 @@ TABLE = [
 
 
 @pytest.mark.parametrize(("before", "living", "ranks"), [row[1:] for row in TABLE], ids=[row[0] for row in TABLE])
-def test_the_assigned_ranks(before: str, living: list[MemberState], ranks: str) -> None:
+def test_the_assigned_ranks(before: str, living: list[KnownNode], ranks: str) -> None:
     assert ranked(before.split(), living, len(ranks.split())) == ranks.split()
 
 
 def test_another_incarnation_is_a_newcomer() -> None:
-    again = MemberState(NodeReport(node_id="a", incarnation="2", host="a", address="a", port=1, workers=1), 5.0, 5.0)
+    again = KnownNode(NodeReport(node_id="a", incarnation="2", host="a", address="a", port=1, workers=1), 5.0, 5.0)
     assert assign_ranks([member("a"), member("b")], [again, node("b")], 2)[1].report.node_id == "b"
 
 

@@ -135,11 +135,11 @@ def node(job: VirtualJob, name: str, aged: bool = True) -> NodeStatus:
 class TestTheCoordinator:
     def test_decides_nothing_for_it(self) -> None:
         job = duo()
-        plan, members = job.plan, dict(job.coordinator.members)
+        plan, members = job.plan, dict(job.coordinator.nodes)
         for steps in range(5):
             assert not send(job, "a", activity(steps))
         assert not send(job, "a", None)
-        assert job.coordinator.members == members
+        assert job.coordinator.nodes == members
         assert job.plan is plan
 
     def test_sees_what_comes_with_it(self) -> None:
@@ -147,7 +147,7 @@ class TestTheCoordinator:
         job.statuses["a"] = msgspec.structs.replace(job.statuses["a"], phase=NodePhase.LEAVING)
         assert send(job, "a", activity(1))
         job.settle()
-        assert job.coordinator.members[job.statuses["a"].key].report.activity is None
+        assert job.coordinator.nodes[job.statuses["a"].key].report.activity is None
 
     def test_counts_the_changes_for_those_that_listen(self) -> None:
         job = duo()

@@ -57,13 +57,13 @@ def trio() -> VirtualJob:
 
 
 def asked(job: VirtualJob, query: StackQuery) -> list[str]:
-    return [key.node_id for key in nodes_to_ask(job.plan, job.coordinator.members, query)]
+    return [key.node_id for key in nodes_to_ask(job.plan, job.coordinator.nodes, query)]
 
 
 class TestNodesThatReceiveTheRequest:
     def test_all_nodes_and_those_of_the_round_first(self) -> None:
         assert asked(trio(), StackQuery()) == ["a", "b", "c"]
-        names = nodes_to_ask(trio().plan, trio().coordinator.members, StackQuery())
+        names = nodes_to_ask(trio().plan, trio().coordinator.nodes, StackQuery())
         assert list(names.values()) == [NodeName(0, "a", "a"), NodeName(1, "b", "b"), NodeName(None, "c", "c")]
 
     @pytest.mark.parametrize(("rank", "node"), [(0, "a"), (1, "a"), (2, "b"), (3, "b")])

@@ -129,7 +129,7 @@ class TestDrain:
     def test_only_the_node_that_is_named_is_asked_to_leave(self, name: str) -> None:
         job = trio()
         request(job, Action.DRAIN, name)
-        asked = {key.node_id: job.coordinator.assignment(key).drains for key in job.coordinator.members}
+        asked = {key.node_id: job.coordinator.assignment(key).drains for key in job.coordinator.nodes}
         assert asked == {"a": False, "b": True, "c": False}
         assert job.plan.key.number == 1
 

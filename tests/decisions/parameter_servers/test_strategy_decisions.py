@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from policy_parts import cluster_of
 
-from dlrover_run.coordination.membership import Members, MemberState
+from dlrover_run.coordination.membership import KnownNode, Nodes
 from dlrover_run.coordination.records.plan import Plan, PlanPhase
 from dlrover_run.coordination.records.report import NodeReport
 from dlrover_run.coordination.records.requests import Action, OperatorRequest, RequestFailed
@@ -64,19 +64,19 @@ class Node:
         )
 
 
-def members(plan: Plan, nodes: Sequence[Node]) -> Members:
-    return {status.key: MemberState(status, 0.0, 0.0) for status in (node.status(plan) for node in nodes)}
+def known_nodes(plan: Plan, nodes: Sequence[Node]) -> Nodes:
+    return {status.key: KnownNode(status, 0.0, 0.0) for status in (node.status(plan) for node in nodes)}
 
 
 def decide(plan: Plan, *nodes: Node) -> Plan:
     """One decision."""
-    return ENGINE.decide(plan, members(plan, nodes), 1.0).plan
+    return ENGINE.decide(plan, known_nodes(plan, nodes), 1.0).plan
 
 
 def scaled(plan: Plan, *nodes: Node, **wanted: int) -> Plan:
     """The plan after a request for other numbers of tasks. Raises RequestFailed."""
     request = OperatorRequest(Action.SCALE, by="ann", part=ScaleRequest(**wanted))
-    return ENGINE.request(RULES, plan, members(plan, nodes), request, 1.0).plan
+    return ENGINE.request(RULES, plan, known_nodes(plan, nodes), request, 1.0).plan
 
 
 def settle(plan: Plan, *nodes: Node) -> Plan:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import pytest
 from harness import WAIT
 
-from dlrover_run.coordination.membership import Members, MemberState
+from dlrover_run.coordination.membership import KnownNode, Nodes
 from dlrover_run.coordination.node_views import choose_peers
 from dlrover_run.coordination.records.assignment import MAX_PEERS, Peer
 from dlrover_run.coordination.records.report import NodeReport
@@ -45,40 +45,40 @@ class TestDetector:
         assert CutOffDetector(3.0, 0.0).interval == 1.0
 
 
-def present(hosts: Sequence[str]) -> tuple[list[NodeKey], Members]:
+def present(hosts: Sequence[str]) -> tuple[list[NodeKey], Nodes]:
     """One node on each of these machines, connected unless its address is marked with `!`."""
-    members = {}
+    nodes = {}
     for index, host in enumerate(hosts):
         report = NodeReport(node_id=f"n{index}", incarnation="a", host="h", address=host.strip("!"), port=1000 + index,
                             workers=1)  # fmt: skip
         away = 1.0 if host.endswith("!") else None
-        members[report.key] = MemberState(report, 0.0, 0.0, disconnected_at=away, lost_at=away)
-    return list(members), members
+        nodes[report.key] = KnownNode(report, 0.0, 0.0, disconnected_at=away, lost_at=away)
+    return list(nodes), nodes
 
 
 class TestPeers:
     def test_the_neighbours_and_one_far_away(self) -> None:
-        keys, members = present([f"10.0.0.{number}" for number in range(8)])
-        assert choose_peers(keys, members)[keys[0]] == (
+        keys, nodes = present([f"10.0.0.{number}" for number in range(8)])
+        assert choose_peers(keys, nodes)[keys[0]] == (
             Peer("10.0.0.1", 1001), Peer("10.0.0.7", 1007), Peer("10.0.0.4", 1004)
         )  # fmt: skip
 
     @pytest.mark.parametrize("count", range(1, 12))
     def test_every_node_of_several_has_some_other_and_no_more_than_travel(self, count: int) -> None:
-        keys, members = present([f"10.0.0.{number}" for number in range(count)])
-        chosen = choose_peers(keys, members)
+        keys, nodes = present([f"10.0.0.{number}" for number in range(count)])
+        chosen = choose_peers(keys, nodes)
         assert set(chosen) == (set(keys) if count > 1 else set())
         for key, peers in chosen.items():
             assert 1 <= len(peers) == len(set(peers)) <= MAX_PEERS
-            assert members[key].report.address not in {peer.address for peer in peers}
+            assert nodes[key].report.address not in {peer.address for peer in peers}
 
     def test_a_node_on_the_same_machine_shows_nothing(self) -> None:
-        keys, members = present(["10.0.0.1", "10.0.0.1"])
-        assert choose_peers(keys, members) == {}
+        keys, nodes = present(["10.0.0.1", "10.0.0.1"])
+        assert choose_peers(keys, nodes) == {}
 
     def test_a_disconnected_node_is_no_peer(self) -> None:
-        keys, members = present(["10.0.0.1", "10.0.0.2!", "10.0.0.3"])
-        chosen = choose_peers(keys, members)
+        keys, nodes = present(["10.0.0.1", "10.0.0.2!", "10.0.0.3"])
+        chosen = choose_peers(keys, nodes)
         assert chosen == {keys[0]: (Peer("10.0.0.3", 1002),), keys[2]: (Peer("10.0.0.1", 1000),)}
 
 

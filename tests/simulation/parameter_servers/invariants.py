@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from policy_parts import cluster_of, tasks_of
 
-from dlrover_run.coordination.membership import Members
+from dlrover_run.coordination.membership import Nodes
 from dlrover_run.coordination.records.plan import Plan, PlanPhase
 from simulation.timeline import demand
 from tf_ps_runner.cluster.model import (
@@ -101,7 +101,7 @@ class ClusterInvariants:
         """Return the tasks of the plan that do not run now, or that run on a node that is cut off."""
         return frozenset(task.key for task in (cluster_of(plan) or Cluster()).tasks if self._lost(task))
 
-    def decided(self, before: Plan, plan: Plan, present: Members, lost: frozenset[TaskKey]) -> None:
+    def decided(self, before: Plan, plan: Plan, present: Nodes, lost: frozenset[TaskKey]) -> None:
         """Check a plan that is stored. `lost` are the tasks that were lost at the time of the decision: a node that
         was cut off then may have reconnected before a slow network has stored the plan."""
         cluster, former = cluster_of(plan), cluster_of(before) or Cluster()
@@ -125,7 +125,7 @@ class ClusterInvariants:
     def _in_touch(self) -> list[Process]:
         return [p for node in self.world.living() if not _cut_off(node) for p in node.processes()]
 
-    def _look_at_tasks(self, plan: Plan, cluster: Cluster, present: Members) -> None:
+    def _look_at_tasks(self, plan: Plan, cluster: Cluster, present: Nodes) -> None:
         limits = self.world.limits
         for task in (*cluster.tasks, *cluster.next_servers):
             known = self._tasks.setdefault(task.key, task)
@@ -160,7 +160,7 @@ class ClusterInvariants:
             demand(after <= before, "the chief is not with the queues of the data any more, and the version goes on")
 
     def _next_version(
-        self, before: Plan, former: Cluster, plan: Plan, present: Members, lost_then: frozenset[TaskKey]
+        self, before: Plan, former: Cluster, plan: Plan, present: Nodes, lost_then: frozenset[TaskKey]
     ) -> None:
         if before.phase is not PlanPhase.TRAINING or former.stage in (Stage.PAUSING, Stage.SAVING):
             if former.stage is Stage.SAVING:
@@ -175,7 +175,7 @@ class ClusterInvariants:
             f"version {former.version} ended though its servers and its chief run: {plan.reason}",
         )
 
-    def _note_spared(self, former: Cluster, present: Members) -> None:
+    def _note_spared(self, former: Cluster, present: Nodes) -> None:
         for task in former.tasks:
             status = _status_of(present, task)
             if task.role is not Role.CHIEF or status is None or status.end is None:
@@ -189,7 +189,7 @@ class ClusterInvariants:
             return True
         return not any(p.task.key == task.key for p in node.processes())
 
-    def settled(self, plan: Plan, present: Members, now: float) -> None:
+    def settled(self, plan: Plan, present: Nodes, now: float) -> None:
         """Check that everything that is possible has been done, when nothing is left to decide at job time `now`."""
         cluster, limits = cluster_of(plan), self.world.limits
         if plan.phase is not PlanPhase.TRAINING or cluster is None or limits is None:
@@ -214,7 +214,7 @@ class ClusterInvariants:
             ]
             demand(not ended, f"{ended and ended[0]} has ended, and stays in the plan")
 
-    def _full(self, cluster: Cluster, present: Members) -> None:
+    def _full(self, cluster: Cluster, present: Nodes) -> None:
         """Check that there are as many tasks as there is room for."""
         limits = self.world.limits
         most = limits.max_workers
@@ -228,7 +228,7 @@ class ClusterInvariants:
             lacks = ranks - {task.rank for task in mine}
             demand(not lacks or room <= len(mine), f"{role.value} {lacks} could be started, and is not")
 
-    def _opens(self, cluster: Cluster, present: Members) -> None:
+    def _opens(self, cluster: Cluster, present: Nodes) -> None:
         self._opened_versions.add(cluster.version)
         for task in cluster.tasks:
             if task.role in (Role.PS, Role.CHIEF):
@@ -238,7 +238,7 @@ class ClusterInvariants:
             old = process.task.version < cluster.version and not ROLES[process.task.role].outlives_versions
             demand(not old, f"version {cluster.version} opens while {process.task.key} of an earlier version runs")
 
-    def _count(self, before: Plan, former: Cluster, plan: Plan, cluster: Cluster, present: Members) -> None:
+    def _count(self, before: Plan, former: Cluster, plan: Plan, cluster: Cluster, present: Nodes) -> None:
         """Check that exactly the exits were charged, each once."""
         wanted = {task.key for task in (*cluster.tasks, *cluster.next_servers)}
         gone = [task for task in (*former.tasks, *former.next_servers) if task.key not in wanted]
@@ -267,14 +267,14 @@ class ClusterInvariants:
         """Whether the ends of that role cost nothing in the decision that has led to the plan."""
         return False
 
-    def _may_charge(self, task: PlannedTask, present: Members) -> bool:
+    def _may_charge(self, task: PlannedTask, present: Nodes) -> bool:
         status = _status_of(present, task)
         if status is None or status.end is None:
             limits = self.world.limits
             return self.world.timeline.now >= task.since + limits.ready_timeout
         return status.end.cause is not EndCause.MEMORY
 
-    def _must_charge(self, former: Cluster, task: PlannedTask, present: Members) -> bool:
+    def _must_charge(self, former: Cluster, task: PlannedTask, present: Nodes) -> bool:
         status, p = _status_of(present, task), present.get(host_of(task))
         if status is None or status.end is None or p is None or p.is_draining or former.stage not in SERVED:
             return False
@@ -284,7 +284,7 @@ class ClusterInvariants:
         return status.end.cause in COSTLY
 
 
-def _has_left(task: PlannedTask, present: Members) -> bool:
+def _has_left(task: PlannedTask, present: Nodes) -> bool:
     """Whether its node was asked to leave, and is not connected any more: it is not waited for, though it may run."""
     p = present.get(host_of(task))
     return p is not None and p.has_left
@@ -298,7 +298,7 @@ def _spent(cluster: Cluster, role: Role) -> RoleState:
     return next((spent for spent in cluster.roles if spent.role is role), RoleState(role))
 
 
-def _status_of(present: Members, task: PlannedTask) -> TaskStatus | None:
+def _status_of(present: Nodes, task: PlannedTask) -> TaskStatus | None:
     p = present.get(host_of(task))
     tasks = () if p is None or tasks_of(p.report) is None else tasks_of(p.report).tasks
     return next((status for status in tasks if status.key == task.key), None)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from policy_parts import cluster_of, cluster_rules, order_of
 
-from dlrover_run.coordination.membership import Members
+from dlrover_run.coordination.membership import Nodes
 from dlrover_run.coordination.records.assignment import Assignment
 from dlrover_run.coordination.records.plan import OVER, Plan
 from dlrover_run.coordination.records.requests import Action, OperatorRequest
@@ -65,7 +65,7 @@ class ServersInvariants(Invariants):
         self.cluster = self.kind(program)
         self.plan = Plan()
         self._program = program
-        self._made: dict[int, list[tuple[Plan, Plan, Members, frozenset[TaskKey]]]] = {}
+        self._made: dict[int, list[tuple[Plan, Plan, Nodes, frozenset[TaskKey]]]] = {}
         self._lost: set[NodeKey] = set()
         self._connected: set[NodeKey] = set()
 
@@ -112,7 +112,7 @@ class ServersInvariants(Invariants):
         self.plan = Plan()
         self._made.clear()
 
-    def _check_state(self, plan: Plan, after: Plan, present: Members, now: float) -> None:
+    def _check_state(self, plan: Plan, after: Plan, present: Nodes, now: float) -> None:
         self._connected = {key for key, p in present.items() if p.connected}
         for key, p in present.items():
             # A node that was asked to leave is not waited for once its connection has ended, though its tasks may run.
@@ -122,7 +122,7 @@ class ServersInvariants(Invariants):
         if after is plan and not self._made.get(plan.epoch):
             self.cluster.settled(plan, present, now)
 
-    def _check_change(self, plan: Plan, after: Plan, present: Members, now: float) -> None:
+    def _check_change(self, plan: Plan, after: Plan, present: Nodes, now: float) -> None:
         super()._check_change(plan, after, present, now)
         self._made.setdefault(after.epoch, []).append((plan, after, dict(present), self.cluster.lost_tasks(plan)))
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from msgspec.structs import replace
 from policy_parts import cluster_of
 
-from dlrover_run.coordination.membership import Members
+from dlrover_run.coordination.membership import Nodes
 from dlrover_run.coordination.records.parts import with_part
 from dlrover_run.coordination.records.plan import Plan
 from dlrover_run.coordination.records.report import NodePhase, NodeReport
@@ -51,7 +51,7 @@ class ScaledClusterInvariants(ClusterInvariants):
         failed = [one.choice.workers.failed_round for one in (former, cluster) if one.choice is not None]
         return role is Role.WORKER and len(set(failed)) > 1
 
-    def decided(self, before: Plan, plan: Plan, present: Members, lost: frozenset[TaskKey]) -> None:
+    def decided(self, before: Plan, plan: Plan, present: Nodes, lost: frozenset[TaskKey]) -> None:
         super().decided(before, plan, present, lost)
         cluster, former = cluster_of(plan), cluster_of(before)
         if cluster is None or former is None or cluster.choice is None or former.choice is None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from policy_parts import check_part, check_rules, check_state
 
-from dlrover_run.coordination.membership import Members, MemberState
+from dlrover_run.coordination.membership import KnownNode, Nodes
 from dlrover_run.coordination.records.assignment import Assignment
 from dlrover_run.coordination.records.plan import OVER, Plan, PlanPhase
 from dlrover_run.coordination.records.report import NodePhase, NodeReport
@@ -67,12 +67,12 @@ class TorchInvariants(Invariants):
         self.restarts = 0
         self.checks = 0
 
-    def _check_state(self, plan: Plan, after: Plan, present: Members, now: float) -> None:
+    def _check_state(self, plan: Plan, after: Plan, present: Nodes, now: float) -> None:
         self._check_health(plan, after, present, now)
         checks = bool(check_rules(self._rules).check)
         self.newcomers.check(plan, after, present, now, is_slow=self.slow_disk, checks=checks)
 
-    def _check_change(self, plan: Plan, after: Plan, present: Members, now: float) -> None:
+    def _check_change(self, plan: Plan, after: Plan, present: Nodes, now: float) -> None:
         self._check_budget(plan, after, present)
         if after.phase is PlanPhase.FAILED:
             self._check_failure(plan, after, present, now)
@@ -91,7 +91,7 @@ class TorchInvariants(Invariants):
             lacking = [m.host for m in plan.members if (plan.key, m.key) not in self._succeeded]
             demand(not lacking, f"a job is finished only when all workers of its last round succeeded, not {lacking}")
 
-    def _check_health(self, plan: Plan, after: Plan, present: Members, now: float) -> None:
+    def _check_health(self, plan: Plan, after: Plan, present: Nodes, now: float) -> None:
         """Check that a node check ends in time, and names the nodes with a problem, and no other node."""
         if not check_rules(self._rules).check:
             demand(NodeCheckState.find(after.parts) is None, "no node is checked without a reason")
@@ -153,7 +153,7 @@ class TorchInvariants(Invariants):
                 demand(status is HealthStatus.STRAGGLER, "a node that computes slowly is found")
                 self.found_kinds.add(kind)
 
-    def _check_budget(self, plan: Plan, after: Plan, present: Members) -> None:
+    def _check_budget(self, plan: Plan, after: Plan, present: Nodes) -> None:
         failed = [p.report for p in present.values() if p.report.in_round(plan.key) and p.report.failure is not None]
         if not failed:
             demand(after.restart_count == plan.restart_count, "a change of membership costs no restart")
@@ -196,7 +196,7 @@ class TorchInvariants(Invariants):
         """Return whether a failure may end the round without a charge."""
         return False
 
-    def _check_planned_change(self, plan: Plan, after: Plan, present: Members, now: float) -> None:
+    def _check_planned_change(self, plan: Plan, after: Plan, present: Nodes, now: float) -> None:
         """A planned change interrupts no round before its workers have saved or the deadline has passed."""
         if after.change is not None:
             self._marked_before.setdefault(after.change, self.marks.get(plan.key, 0))
@@ -220,7 +220,7 @@ class TorchInvariants(Invariants):
         demand(saved or now >= change.since + longest, "no round is interrupted before it has saved")
         self.waited += 1
 
-    def _check_rest(self, plan: Plan, after: Plan, present: Members) -> None:
+    def _check_rest(self, plan: Plan, after: Plan, present: Nodes) -> None:
         """If all nodes stay, a round ends only by success, by a failure, or for a larger round."""
         if not self.nodes_stay or plan.phase is not PlanPhase.TRAINING or after.phase in OVER or self.over is not None:
             return
@@ -235,7 +235,7 @@ class TorchInvariants(Invariants):
         goes_on = checks or grows or resized or (after.phase is PlanPhase.TRAINING and after.key == plan.key)
         demand(failed or goes_on or len(after.members) > len(plan.members), "no round ends because its master was away")
 
-    def _check_failure(self, plan: Plan, after: Plan, present: Members, now: float) -> None:
+    def _check_failure(self, plan: Plan, after: Plan, present: Nodes, now: float) -> None:
         rules = sized(self._rules, after)
         if any(p.has_left for p in present.values()) and all(p.has_left or p.is_lost(now) for p in present.values()):
             # The last nodes have left as they were requested to.
@@ -253,7 +253,7 @@ class TorchInvariants(Invariants):
         missing = [member.host for member in plan.members if member.key not in living]
         demand(not missing or Code.MISSING.within(after.reasons), "a job that failed for lack of nodes names them")
 
-    def _check_round(self, plan: Plan, after: Plan, present: Members, now: float) -> None:
+    def _check_round(self, plan: Plan, after: Plan, present: Nodes, now: float) -> None:
         self.rounds += 1
         rules = sized(self._rules, after)
         demand(after.key > plan.key and after.key.number == plan.key.number + 1, "rounds are numbered one by one")
@@ -360,7 +360,7 @@ class TorchInvariants(Invariants):
         if self._durable and self.over is None:
             demand(self._numbers.setdefault(ranks.key.number, ranks.key) == ranks.key, "two rounds of one number")
 
-    def admitting(self, status: NodeReport, present: Members) -> None:
+    def admitting(self, status: NodeReport, present: Nodes) -> None:
         super().admitting(status, present)
         known = present[status.key].report
         demand(known.preparing == status.preparing, "a coordinator knows which nodes prepare")
@@ -375,7 +375,7 @@ def dismissed_in(plan: Plan) -> set[NodeKey]:
     return {key_of(node_health) for node_health in check_state(plan).health if node_health.dismissed}
 
 
-def failure_in(p: MemberState, key: RoundKey) -> Failure | None:
+def failure_in(p: KnownNode, key: RoundKey) -> Failure | None:
     """Return the reason of the failure of a node's workers in that round, if they failed."""
     failed = p.report.phase is NodePhase.FAILED and p.report.in_round(key) and not p.succeeded_in(key)
     return p.report.failure if failed else None

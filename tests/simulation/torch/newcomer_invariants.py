@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-from dlrover_run.coordination.membership import Members, MemberState
+from dlrover_run.coordination.membership import KnownNode, Nodes
 from dlrover_run.coordination.records.plan import Plan, PlanPhase
 from dlrover_run.coordination.records.report import NodePhase
 from dlrover_run.coordination.records.round import NodeKey, RoundKey
@@ -36,7 +36,7 @@ class NewcomerInvariants:
         """Note that a node has prepared, whatever a coordinator knows of that."""
         self._ready_at[key] = self.clock()
 
-    def check(self, plan: Plan, after: Plan, present: Members, now: float, *, is_slow: bool, checks: bool) -> None:
+    def check(self, plan: Plan, after: Plan, present: Nodes, now: float, *, is_slow: bool, checks: bool) -> None:
         """Check a decision. If it `is_slow`, no time is demanded; `checks`: nodes are checked before they join."""
         self._prepared |= {key for key, state in present.items() if state.report.preparing}
         if plan.phase is PlanPhase.TRAINING and after.reasons != plan.reasons and Code.SCALED_UP.within(after.reasons):
@@ -53,7 +53,7 @@ class NewcomerInvariants:
             demand(is_slow or now < at + latest, f"{key.node_id} is ready, and is taken in by its deadline")
         self._joinable_since[after.epoch] = {(after.key, key): since.get((after.key, key), now) for key in joinable}
 
-    def _check_growth(self, plan: Plan, after: Plan, present: Members, now: float) -> None:
+    def _check_growth(self, plan: Plan, after: Plan, present: Nodes, now: float) -> None:
         """A round that has not ended otherwise is interrupted by newcomers that are ready."""
         rules, ready = sized(self._rules, plan), newcomers(plan, present)
         demand(bool(ready), "no round is interrupted for a newcomer that prepares")
@@ -66,7 +66,7 @@ class NewcomerInvariants:
         demand(full or due, "a round that grows waits for more newcomers for as long as was asked")
         self.joined_ready += bool(taken & self._prepared)
 
-    def _waited(self, state: MemberState, now: float) -> float:
+    def _waited(self, state: KnownNode, now: float) -> float:
         """For how long the node could have been in a round, at the job time `now`."""
         ready_at = self._ready_at.get(state.report.key)
         return now - state.joined_at if ready_at is None else self.clock() - ready_at
@@ -75,7 +75,7 @@ class NewcomerInvariants:
         """Whether a policy keeps the nodes busy before the next round. A program with such a policy replaces this."""
         return False
 
-    def _check_gathering(self, plan: Plan, present: Members, now: float) -> None:
+    def _check_gathering(self, plan: Plan, present: Nodes, now: float) -> None:
         """After a round has ended, the next one waits only for what is not known of its nodes, or for a policy."""
         if plan.phase is not PlanPhase.GATHERING or not plan.key.number or self.is_held(plan, now):
             return
@@ -84,7 +84,7 @@ class NewcomerInvariants:
         waits = known and sized(self._rules, plan).size(len(able)) and up_to_date(plan, able)
         demand(not waits, "a job with enough nodes does not wait for one that prepares")
 
-    def _joinable(self, plan: Plan, present: Members) -> list[MemberState]:
+    def _joinable(self, plan: Plan, present: Nodes) -> list[KnownNode]:
         """The nodes that could join the round of the plan now, if it is undisturbed."""
         members = [present.get(member.key) for member in plan.members]
         works = all(
@@ -101,19 +101,19 @@ class NewcomerInvariants:
         return ready if grows and up_to_date(plan, [*filter(None, members), *ready]) else []
 
 
-def newcomers(plan: Plan, present: Members) -> list[MemberState]:
+def newcomers(plan: Plan, present: Nodes) -> list[KnownNode]:
     """The nodes that are not in the round of the plan, and that could be in the next one without further imports."""
     apart = {*(member.key for member in plan.members), *plan.draining, *plan.to_drain}
     return [p for key, p in present.items() if p.is_available and key not in apart and not p.report.preparing]
 
 
-def preparing_newcomers(plan: Plan, present: Members) -> list[MemberState]:
+def preparing_newcomers(plan: Plan, present: Nodes) -> list[KnownNode]:
     """The nodes that are not in the round of the plan, and that still prepare."""
     members = {member.key for member in plan.members}
     return [p for key, p in present.items() if key not in members and p.report.preparing]
 
 
-def up_to_date(plan: Plan, states: Iterable[MemberState]) -> bool:
+def up_to_date(plan: Plan, states: Iterable[KnownNode]) -> bool:
     """Whether each of these nodes knows the round of the plan and its coordinator, so that it holds another port."""
     return all((p.report.known_round, p.report.epoch) == (plan.key, plan.epoch) for p in states)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from dlrover_run.coordination.membership import Members
+from dlrover_run.coordination.membership import Nodes
 from dlrover_run.coordination.observer import Observation, Observer
 from dlrover_run.coordination.records.plan import Plan, PlanPhase
 from dlrover_run.coordination.records.round import NodeKey, RankAssignment
@@ -38,8 +38,8 @@ class StallObserver(Observer):
     def __init__(self, rules: JobRules) -> None:
         pass
 
-    def observe(self, plan: Plan, members: Members, now: float) -> Observation:
-        state, before = find(plan, members), StallState.get(plan.parts)
+    def observe(self, plan: Plan, nodes: Nodes, now: float) -> Observation:
+        state, before = find(plan, nodes), StallState.get(plan.parts)
         if state == before:
             return Observation()
         is_new = state.finding is not None and state.finding != before.finding
@@ -54,7 +54,7 @@ class StallObserver(Observer):
         return dict.fromkeys(ranks, StallAssignment(state.finding, state.question))
 
 
-def find(plan: Plan, members: Members) -> StallState:
+def find(plan: Plan, nodes: Nodes) -> StallState:
     """The stall of the round that runs, or what nodes are to be asked. Neither while a node is away: its workers may
     make progress.
 
@@ -66,7 +66,7 @@ def find(plan: Plan, members: Members) -> StallState:
     parts: dict[NodeKey, StallNodeReport] = {}
     ended: set[NodeKey] = set()
     for member in plan.members:
-        state = members.get(member.key)
+        state = nodes.get(member.key)
         if member.done or (state is not None and state.succeeded_in(plan.key)):
             ended.add(member.key)
             continue

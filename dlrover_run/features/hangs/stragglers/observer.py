@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from dlrover_run.coordination.membership import Members
+from dlrover_run.coordination.membership import Nodes
 from dlrover_run.coordination.observer import Observation, Observer
 from dlrover_run.coordination.records.plan import Plan, PlanPhase
 from dlrover_run.coordination.records.round import NodeKey, RankAssignment
@@ -21,9 +21,9 @@ class StragglerObserver(Observer):
     def __init__(self, rules: JobRules) -> None:
         pass
 
-    def observe(self, plan: Plan, members: Members, now: float) -> Observation:
+    def observe(self, plan: Plan, nodes: Nodes, now: float) -> Observation:
         before = StragglerState.get(plan.parts).stragglers
-        found = find(plan, members)
+        found = find(plan, nodes)
         known = [one.rank for one in before]
         if found is None or [one.rank for one in found] == known:
             # Shares that only vary are no news, and nor is a cause that changes between two that are as large.
@@ -40,7 +40,7 @@ class StragglerObserver(Observer):
         return {key: StragglerAssignment(plan.key, found) for key, found in own.items() if found}
 
 
-def find(plan: Plan, members: Members) -> tuple[Straggler, ...] | None:
+def find(plan: Plan, nodes: Nodes) -> tuple[Straggler, ...] | None:
     """The stragglers of the round that runs. None while that cannot be decided, because a node is away: what was found
     before holds."""
     if plan.phase is not PlanPhase.TRAINING:
@@ -48,7 +48,7 @@ def find(plan: Plan, members: Members) -> tuple[Straggler, ...] | None:
     assigned = rank_assignments(plan)
     workers: list[Shares] = []
     for member in plan.members:
-        state = members.get(member.key)
+        state = nodes.get(member.key)
         if state is None or not state.connected:
             return None
         part = StragglerNodeReport.find(state.report.parts) if state.report.in_round(plan.key) else None

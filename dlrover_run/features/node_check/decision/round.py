@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from dlrover_run.coordination.membership import Members, MemberState
+from dlrover_run.coordination.membership import KnownNode, Nodes
 from dlrover_run.coordination.records.plan import Plan
 from dlrover_run.coordination.records.report import NodeReport
 from dlrover_run.coordination.records.round import Member, NodeKey
@@ -53,35 +53,35 @@ def state_of(plan: Plan) -> NodeCheckState:
     return NodeCheckState.get(plan.parts)
 
 
-def report_of(p: MemberState) -> NodeCheckReport:
+def report_of(p: KnownNode) -> NodeCheckReport:
     return NodeCheckReport.get(p.report.parts)
 
 
-def without_check(p: MemberState) -> bool:
+def without_check(p: KnownNode) -> bool:
     """Whether the node takes no part in checks. A node that is only expected has not reported that yet."""
     return p.connected and not report_of(p).check_port and report_of(p).compute_result is None
 
 
-def asked(check: NodeCheck, members: Members, now: float) -> set[int]:
+def asked(check: NodeCheck, nodes: Nodes, now: float) -> set[int]:
     """The nodes that have something to try in this round, and are here."""
-    return _here(check, members, now) & _asked(check)
+    return _here(check, nodes, now) & _asked(check)
 
 
-def awaited(check: NodeCheck, members: Members, now: float) -> list[int]:
+def awaited(check: NodeCheck, nodes: Nodes, now: float) -> list[int]:
     """The nodes that the round still waits for. A node that is gone is not awaited, nor are links with it alone."""
-    here = _here(check, members, now)
+    here = _here(check, nodes, now)
     compute = {*check.compute}
     linking = {end for ends in _round_links(check) if here.issuperset(ends) for end in ends}
     found = []
     for place in sorted(here & _asked(check)):
-        report = report_of(members[key_of(check.nodes[place])])
+        report = report_of(nodes[key_of(check.nodes[place])])
         computes = place in compute and not _answers(report.compute_result, check.key)
         if computes or (place in linking and not _answers(report.link_result, check.key)):
             found.append(place)
     return found
 
 
-def check_status(check: NodeCheck, members: Members) -> list[NodeHealth]:
+def check_status(check: NodeCheck, nodes: Nodes) -> list[NodeHealth]:
     """What a user is shown of each node while the check goes on: its best so far, and what failed last; of a
     flagged one its status, and why."""
     tflops: dict[int, float] = {}
@@ -94,7 +94,7 @@ def check_status(check: NodeCheck, members: Members) -> list[NodeHealth]:
         for end in link.ends:
             gigabytes[end] = max(link.gigabytes, gigabytes.get(end, 0.0))
     for place, node in enumerate(check.nodes):
-        p = members.get(key_of(node))
+        p = nodes.get(key_of(node))
         if p is None:
             continue
         computed, linked = report_of(p).compute_result, report_of(p).link_result
@@ -155,12 +155,12 @@ def _answers(result: ComputeResult | LinkResults | None, key: CheckKey) -> bool:
     return result is not None and result.key == key
 
 
-def _here(check: NodeCheck, members: Members, now: float) -> set[int]:
+def _here(check: NodeCheck, nodes: Nodes, now: float) -> set[int]:
     """The places of the nodes that still take part; one whose connection has just broken may be back in a moment.
 
     One that was lost since the round began and is back again got its task too late: the others did not meet it.
     """
-    found = ((place, members.get(key_of(node))) for place, node in enumerate(check.nodes))
+    found = ((place, nodes.get(key_of(node))) for place, node in enumerate(check.nodes))
     here = {place: p for place, p in found if p is not None and not p.is_draining and not p.is_lost(now)}
     return {place for place, p in here.items() if p.joined_at <= check.since}
 
@@ -176,10 +176,10 @@ def _round_links(check: NodeCheck) -> list[tuple[int, int]]:
     return links
 
 
-def add_facts(rules: NodeCheckRules, check: NodeCheck, members: Members, now: float) -> NodeCheck:
-    here = _here(check, members, now)
-    result = {place: report_of(members[key_of(check.nodes[place])]) for place in here & _asked(check)}
-    late = {*awaited(check, members, now)}
+def add_facts(rules: NodeCheckRules, check: NodeCheck, nodes: Nodes, now: float) -> NodeCheck:
+    here = _here(check, nodes, now)
+    result = {place: report_of(nodes[key_of(check.nodes[place])]) for place in here & _asked(check)}
+    late = {*awaited(check, nodes, now)}
     compute = {*check.compute}
     waited = rules.check_timeout + CHECK_MARGIN
     computed = []

@@ -14,7 +14,7 @@ import msgspec
 
 from dlrover_run.coordination.decision import Deadline, DeadlineReason, deadline_if, update_plan
 from dlrover_run.coordination.gate import Step
-from dlrover_run.coordination.membership import Members, MemberState
+from dlrover_run.coordination.membership import KnownNode, Nodes
 from dlrover_run.coordination.records.plan import Plan
 from dlrover_run.features.node_check import text
 from dlrover_run.features.node_check.decision.diagnosis import Diagnosis, diagnose
@@ -61,22 +61,22 @@ def with_state(plan: Plan, **changes: Any) -> Plan:
     return update(plan, plan.clock, **changes)
 
 
-def eligible_nodes(plan: Plan, members: Members) -> list[MemberState]:
+def eligible_nodes(plan: Plan, nodes: Nodes) -> list[KnownNode]:
     """The nodes that may have ranks in a later round: those that can train and that no check has dismissed."""
-    alive = [p for p in members.values() if p.is_available]
+    alive = [p for p in nodes.values() if p.is_available]
     dismissed = {key_of(node_health) for node_health in state_of(plan).health if node_health.dismissed}
     return [p for p in alive if p.report.key not in dismissed]
 
 
-def note_nodes(plan: Plan, members: Members, now: float) -> Step:
+def note_nodes(plan: Plan, nodes: Nodes, now: float) -> Step:
     """The plan without what is known of nodes that are gone, and with what is known at once of nodes that came."""
-    return mark_unchecked(prune(plan, members, now), members, now)
+    return mark_unchecked(prune(plan, nodes, now), nodes, now)
 
 
-def mark_unchecked(plan: Plan, members: Members, now: float) -> Step:
+def mark_unchecked(plan: Plan, nodes: Nodes, now: float) -> Step:
     """The plan in which nodes that take no part in checks are marked as such, so that no check waits for them."""
     known = {key_of(node_health) for node_health in state_of(plan).health}
-    new = [p.report for p in members.values() if p.is_available and without_check(p) and p.report.key not in known]
+    new = [p.report for p in nodes.values() if p.is_available and without_check(p) and p.report.key not in known]
     if not new:
         return Step(plan)
     unchecked = (health_of(report, HealthStatus.UNCHECKED, reason=WITHOUT_CHECK) for report in new)
@@ -84,10 +84,10 @@ def mark_unchecked(plan: Plan, members: Members, now: float) -> Step:
     return Step(update(plan, now, health=(*state_of(plan).health, *unchecked)), (), lines)
 
 
-def prune(plan: Plan, members: Members, now: float) -> Plan:
+def prune(plan: Plan, nodes: Nodes, now: float) -> Plan:
     """The plan without the results of nodes that are gone, except those that may not come back."""
     state = state_of(plan)
-    gone = [place for place, node_health in enumerate(state.health) if key_of(node_health) not in members]
+    gone = [place for place, node_health in enumerate(state.health) if key_of(node_health) not in nodes]
     remembered = [place for place in gone if state.health[place].dismissed][-MAX_REMEMBERED:]
     if len(gone) == len(remembered):
         return plan
@@ -102,7 +102,7 @@ def prune(plan: Plan, members: Members, now: float) -> Plan:
     return update(plan, now, health=tuple(state.health[place] for place in kept), links=links)
 
 
-def computing(rules: NodeCheckRules, plan: Plan, alive: Iterable[MemberState], now: float) -> list[MemberState]:
+def computing(rules: NodeCheckRules, plan: Plan, alive: Iterable[KnownNode], now: float) -> list[KnownNode]:
     """The nodes that a check waits for: they are to be checked, and still have time for their first measurement."""
     known = {key_of(node_health) for node_health in state_of(plan).health}
     return [
@@ -113,7 +113,7 @@ def computing(rules: NodeCheckRules, plan: Plan, alive: Iterable[MemberState], n
 
 
 def begin(
-    rules: NodeCheckRules, plan: Plan, ranked: Sequence[MemberState], spares: Iterable[MemberState], now: float
+    rules: NodeCheckRules, plan: Plan, ranked: Sequence[KnownNode], spares: Iterable[KnownNode], now: float
 ) -> Plan | None:
     """The plan with a check of the nodes that would have ranks in a round formed now, in that order, and of the
     `spares` that have computed; None when all nodes with ranks are checked."""
@@ -133,14 +133,14 @@ def begin(
     return update(plan, now, key=key, check=check, check_count=check.key.number, reasons=text.checking(check))
 
 
-def step(rules: NodeCheckRules, plan: Plan, members: Members, now: float) -> Step:
+def step(rules: NodeCheckRules, plan: Plan, nodes: Nodes, now: float) -> Step:
     """Continue the plan's check as far as the results that were reported allow; at its end the plan has no check."""
     lines: tuple[str, ...] = ()
     while (check := state_of(plan).check) is not None:
         deadline = check.since + rules.check_timeout + CHECK_MARGIN
-        if awaited(check, members, now) and now < deadline:
+        if awaited(check, nodes, now) and now < deadline:
             return Step(plan, (Deadline(deadline, DeadlineReason.FEATURE),), lines)
-        check = add_facts(rules, check, members, now)
+        check = add_facts(rules, check, nodes, now)
         diagnosis = diagnose(check, rules.straggler_threshold)
         # Without a node there is nothing to report: all were requested to stop.
         is_reported = any(node.is_here for node in check.nodes)
@@ -154,15 +154,15 @@ def step(rules: NodeCheckRules, plan: Plan, members: Members, now: float) -> Ste
     return Step(plan, (), lines)
 
 
-def check_during_training(rules: NodeCheckRules, plan: Plan, members: Members, now: float) -> Step:
+def check_during_training(rules: NodeCheckRules, plan: Plan, nodes: Nodes, now: float) -> Step:
     """Check newcomers while others train: by their first measurement, and again where that is in doubt."""
     lines: tuple[str, ...] = ()
     deadlines: tuple[Deadline, ...] = ()
     if state_of(plan).check is not None:
-        plan, deadlines, lines = step(rules, plan, members, now)[:3]
+        plan, deadlines, lines = step(rules, plan, nodes, now)[:3]
     if state_of(plan).check is None:
         known = {key_of(node_health) for node_health in state_of(plan).health}
-        new = [p for p in eligible_nodes(plan, members) if p.report.key not in known]
+        new = [p for p in eligible_nodes(plan, nodes) if p.report.key not in known]
         waited_for = computing(rules, plan, new, now)
         deadlines = deadline_if(
             min((computes_until(rules, p) for p in waited_for), default=None), DeadlineReason.FEATURE
@@ -170,12 +170,12 @@ def check_during_training(rules: NodeCheckRules, plan: Plan, members: Members, n
         still = {p.report.key for p in waited_for}
         ready = [p for p in new if p.report.key not in still]
         if ready:
-            in_round = [p for member in plan.members if (p := members.get(member.key)) and member.key in known]
+            in_round = [p for member in plan.members if (p := nodes.get(member.key)) and member.key in known]
             check = msgspec.structs.replace(
                 _new_check(rules, plan, [*in_round, *ready], now, anew=False), during_training=True
             )
             begun = update(plan, now, check=check, check_count=check.key.number)
-            plan, further, more = step(rules, begun, members, now)[:3]
+            plan, further, more = step(rules, begun, nodes, now)[:3]
             deadlines, lines = deadlines + further, lines + more
     return Step(plan, deadlines, lines)
 
@@ -185,11 +185,11 @@ def computes_anew(rules: NodeCheckRules, plan: Plan) -> bool:
     return rules.check == CHECK_ALWAYS and plan.key.number > 0
 
 
-def computes_until(rules: NodeCheckRules, p: MemberState) -> float:
+def computes_until(rules: NodeCheckRules, p: KnownNode) -> float:
     return p.joined_at + rules.check_timeout + CHECK_MARGIN
 
 
-def _new_check(rules: NodeCheckRules, plan: Plan, nodes: Sequence[MemberState], now: float, anew: bool) -> NodeCheck:
+def _new_check(rules: NodeCheckRules, plan: Plan, nodes: Sequence[KnownNode], now: float, anew: bool) -> NodeCheck:
     """A check of the nodes that take part in one, before its first round, with the speeds that are known."""
     nodes = [p for p in nodes if not without_check(p)]
     known = {key_of(node_health): node_health for node_health in state_of(plan).health}

@@ -10,7 +10,7 @@ import pytest
 from policy_parts import running_report
 
 from dlrover_run.coordination.decide import decide
-from dlrover_run.coordination.membership import MemberState
+from dlrover_run.coordination.membership import KnownNode
 from dlrover_run.coordination.observer import Observation
 from dlrover_run.coordination.records.assignment import Assignment
 from dlrover_run.coordination.records.plan import Plan, PlanPhase
@@ -59,12 +59,12 @@ def report(place: int, part: StallNodeReport | None, phase: NodePhase = NodePhas
     return running_report(PLAN, PLAN.members[place], part, phase=phase)
 
 
-def members(*parts: StallNodeReport | None, **changes: Any) -> dict[NodeKey, MemberState]:
+def nodes_with(*parts: StallNodeReport | None, **changes: Any) -> dict[NodeKey, KnownNode]:
     reports = [report(place, part) for place, part in enumerate(parts)]
-    return {one.key: MemberState(one, 0.0, 0.0, **changes) for one in reports}
+    return {one.key: KnownNode(one, 0.0, 0.0, **changes) for one in reports}
 
 
-def find(plan: Plan, state: dict[NodeKey, MemberState]) -> StallFinding | None:
+def find(plan: Plan, state: dict[NodeKey, KnownNode]) -> StallFinding | None:
     return find_state(plan, state).finding
 
 
@@ -73,7 +73,7 @@ ALL = (quiet(0), quiet(1), quiet(2, ELSEWHERE))
 
 
 def test_the_guilty_rank_is_named_with_its_node() -> None:
-    found = find(PLAN, members(*ALL))
+    found = find(PLAN, nodes_with(*ALL))
     assert found is not None
     assert (found.key, found.ranks, found.nodes, found.to_restart) == (KEY, (5,), ("node-2",), (5,))
     assert GuiltCode.ELSEWHERE.within(found.reasons)
@@ -83,31 +83,31 @@ def test_the_guilty_rank_is_named_with_its_node() -> None:
 @pytest.mark.parametrize("busy", range(3))
 def test_no_stall_while_one_node_makes_progress(busy: int) -> None:
     parts = [None if place == busy else part for place, part in enumerate(ALL)]
-    assert find(PLAN, members(*parts)) is None
+    assert find(PLAN, nodes_with(*parts)) is None
 
 
 def test_no_stall_while_a_node_is_away_or_between_rounds() -> None:
-    assert find(PLAN, members(*ALL, disconnected_at=1.0, lost_at=9.0)) is None
-    assert find(PLAN, members(*ALL[:2])) is None
+    assert find(PLAN, nodes_with(*ALL, disconnected_at=1.0, lost_at=9.0)) is None
+    assert find(PLAN, nodes_with(*ALL[:2])) is None
     gathering = msgspec.structs.replace(PLAN, phase=PlanPhase.GATHERING)
-    assert find(gathering, members(*ALL)) is None
+    assert find(gathering, nodes_with(*ALL)) is None
     next_round = msgspec.structs.replace(PLAN, key=RoundKey(5, 3))
-    assert find(next_round, members(*ALL)) is None, "reports of the last round"
+    assert find(next_round, nodes_with(*ALL)) is None, "reports of the last round"
 
 
 def test_independent_idle_workers_are_no_stall() -> None:
     idle = [[Suspect(2 * place + each, Place.ELSEWHERE) for each in (0, 1)] for place in range(3)]
-    assert find(PLAN, members(*(quiet(place, *workers) for place, workers in enumerate(idle)))) is None
+    assert find(PLAN, nodes_with(*(quiet(place, *workers) for place, workers in enumerate(idle)))) is None
     counting = [quiet(place, *workers, trains=place == 1) for place, workers in enumerate(idle)]
-    found = find(PLAN, members(*counting))
+    found = find(PLAN, nodes_with(*counting))
     assert found is not None
     assert (found.ranks, found.nodes, found.to_restart) == ((), (), (0,))
 
 
 def test_a_node_whose_workers_have_all_ended() -> None:
-    state = members(*ALL[:2], None)
+    state = nodes_with(*ALL[:2], None)
     key = PLAN.members[2].key
-    state[key] = MemberState(report(2, None, NodePhase.SUCCEEDED), 0.0, 0.0, succeeded=KEY)
+    state[key] = KnownNode(report(2, None, NodePhase.SUCCEEDED), 0.0, 0.0, succeeded=KEY)
     found = find(PLAN, state)
     assert found is not None
     assert (found.ranks, found.nodes, found.to_restart) == ((4, 5), ("node-2",), (0,))
@@ -116,12 +116,12 @@ def test_a_node_whose_workers_have_all_ended() -> None:
 
 def test_a_rank_that_has_not_connected_to_the_store() -> None:
     late = quiet(2, Suspect(4, late=True), Suspect(5, late=True))
-    found = find(PLAN, members(*ALL[:2], late))
+    found = find(PLAN, nodes_with(*ALL[:2], late))
     assert found is not None
     assert (found.ranks, found.nodes) == ((4, 5), ("node-2",))
     assert GuiltCode.LATE.within(found.reasons)
     alone = [quiet(place, *(Suspect(2 * place + each, late=True) for each in (0, 1))) for place in range(3)]
-    assert find(PLAN, members(*alone)) is None, "no worker has reached it"
+    assert find(PLAN, nodes_with(*alone)) is None, "no worker has reached it"
 
 
 @pytest.mark.parametrize(("more", "ranks"), [(NODES_AGE_MARGIN / 2, ()), (NODES_AGE_MARGIN * 2, (3,))])
@@ -130,7 +130,7 @@ def test_ages_of_two_nodes_are_compared_with_a_margin(more: float, ranks: tuple[
         here = (2 * place, 2 * place + 1)
         return quiet(place, *(Suspect(r, Place.COLLECTIVE, sent_age=0.1 + (more if r == 3 else 0)) for r in here))
 
-    found = find(PLAN, members(*map(aged, range(3))))
+    found = find(PLAN, nodes_with(*map(aged, range(3))))
     assert found is not None
     assert found.ranks == ranks
 
@@ -138,7 +138,7 @@ def test_ages_of_two_nodes_are_compared_with_a_margin(more: float, ranks: tuple[
 def test_a_node_may_report_its_own_ranks_only() -> None:
     assert validate_report(report(2, ALL[2]), PLAN) is None
     assert validate_report(report(2, ALL[1]), PLAN) is not None
-    found = find(PLAN, members(ALL[0], ALL[1], quiet(2, Suspect(0, state="T"))))
+    found = find(PLAN, nodes_with(ALL[0], ALL[1], quiet(2, Suspect(0, state="T"))))
     assert found is None or 0 not in found.ranks
 
 
@@ -157,9 +157,9 @@ def trains(part: StallNodeReport | None, witnesses: int, number: int) -> StallNo
     "part", [PARTLY, quiet(2, ALONE, number=3), quiet(2, ALONE, Suspect(4, Place.UNKNOWN), number=3)]
 )
 def test_nodes_are_asked_before_a_worker_counts_as_one_that_hangs_while_others_train(part: StallNodeReport) -> None:
-    asked = find_state(PLAN, members(None, None, part))
+    asked = find_state(PLAN, nodes_with(None, None, part))
     assert asked == StallState(question=StallQuestion(KEY, 3))
-    found = find_state(PLAN, members(trains(None, 2, 3), None, part))
+    found = find_state(PLAN, nodes_with(trains(None, 2, 3), None, part))
     assert found.question == asked.question
     assert found.finding is not None
     assert (found.finding.ranks, found.finding.nodes, found.finding.to_restart) == ((5,), ("node-2",), (5,))
@@ -180,9 +180,9 @@ def test_nodes_are_asked_before_a_worker_counts_as_one_that_hangs_while_others_t
 def test_two_workers_must_train_since_this_question(
     first: StallNodeReport | None, second: StallNodeReport | None, is_found: bool
 ) -> None:
-    assert (find(PLAN, members(first, second, PARTLY)) is not None) == is_found
+    assert (find(PLAN, nodes_with(first, second, PARTLY)) is not None) == is_found
     own = trains(PARTLY, 2, 3)
-    assert find(PLAN, members(None, None, own)) is not None, "workers of the same node"
+    assert find(PLAN, nodes_with(None, None, own)) is not None, "workers of the same node"
 
 
 def test_no_question_is_asked_about_workers_that_may_wait_for_one_that_works() -> None:
@@ -190,24 +190,24 @@ def test_no_question_is_asked_about_workers_that_may_wait_for_one_that_works() -
         quiet(place, *(Suspect(2 * place + each, Place.COLLECTIVE, alone=True, counts=True) for each in (0, 1)))
         for place in (1, 2)
     ]
-    assert find_state(PLAN, members(None, *waiting)) == StallState()
+    assert find_state(PLAN, nodes_with(None, *waiting)) == StallState()
     partly = [msgspec.structs.replace(part, partly=True) for part in waiting]
-    assert find_state(PLAN, members(None, *partly)) == StallState()
-    assert find_state(PLAN, members(None, None, ALL[2])) == StallState(), "quiet for a short time"
+    assert find_state(PLAN, nodes_with(None, *partly)) == StallState()
+    assert find_state(PLAN, nodes_with(None, None, ALL[2])) == StallState(), "quiet for a short time"
 
 
 def test_a_worker_of_another_node_that_waits_for_it_shows_that_it_trains() -> None:
     hangs = msgspec.structs.replace(PARTLY, suspects=(msgspec.structs.replace(ALONE, counts=False),))
     waits = StallNodeReport(1, False, (Suspect(0, Place.COLLECTIVE, alone=True),), partly=True)
-    assert find_state(PLAN, members(None, None, hangs)) == StallState()
-    assert find_state(PLAN, members(waits, None, hangs)) == StallState(question=StallQuestion(KEY, 4))
-    found = find(PLAN, members(waits, trains(None, 2, 4), hangs))
+    assert find_state(PLAN, nodes_with(None, None, hangs)) == StallState()
+    assert find_state(PLAN, nodes_with(waits, None, hangs)) == StallState(question=StallQuestion(KEY, 4))
+    found = find(PLAN, nodes_with(waits, trains(None, 2, 4), hangs))
     assert found is not None
     assert found.ranks == (5,)
 
 
 def test_if_the_others_stop_too_it_is_a_stall_of_the_round() -> None:
-    found = find(PLAN, members(trains(ALL[0], 2, 3), ALL[1], quiet(2, ALONE, number=3)))
+    found = find(PLAN, nodes_with(trains(ALL[0], 2, 3), ALL[1], quiet(2, ALONE, number=3)))
     assert found is not None
     assert not found.alone
     assert found.ranks == (5,)
@@ -216,14 +216,14 @@ def test_if_the_others_stop_too_it_is_a_stall_of_the_round() -> None:
 def test_the_question_is_sent_to_all_nodes_until_the_worker_makes_progress() -> None:
     job = job_of(RULES)
     observer = job.observers["stalls"]
-    asking = decide(job, PLAN, members(None, None, PARTLY), 10.0).plan
+    asking = decide(job, PLAN, nodes_with(None, None, PARTLY), 10.0).plan
     sent = observer.orders(asking, rank_assignments(asking))
     assert set(sent) == {member.key for member in PLAN.members}
     assert set(sent.values()) == {StallAssignment(question=StallQuestion(KEY, 3))}
-    assert decide(job, asking, members(None, None, PARTLY), 11.0).plan is asking
-    going_on = decide(job, asking, members(None, None, None), 12.0).plan
+    assert decide(job, asking, nodes_with(None, None, PARTLY), 11.0).plan is asking
+    going_on = decide(job, asking, nodes_with(None, None, None), 12.0).plan
     assert observer.orders(going_on, rank_assignments(going_on)) == {}
-    assert observer.observe(ended(asking), members(*ALL), 12.0).part == StallState()
+    assert observer.observe(ended(asking), nodes_with(*ALL), 12.0).part == StallState()
 
 
 def test_a_node_answers_when_its_workers_have_trained_since_it_was_asked() -> None:
@@ -289,7 +289,7 @@ def test_the_records_survive_encoding() -> None:
     for part in (ALL[2], PARTLY, trains(None, 2, 3)):
         sent = report(2, part)
         assert msgspec.json.decode(msgspec.json.encode(sent), type=NodeReport, dec_hook=decode_part) == sent
-    found = find(PLAN, members(*ALL))
+    found = find(PLAN, nodes_with(*ALL))
     assert found is not None
     plan = msgspec.structs.replace(PLAN, parts=(StallState(found, StallQuestion(KEY, 3)),))
     assert msgspec.json.decode(msgspec.json.encode(plan), type=Plan, dec_hook=decode_part) == plan
@@ -318,19 +318,19 @@ def test_the_finding_is_sent_to_all_nodes_until_they_make_progress() -> None:
     job = job_of(RULES)
     observer = job.observers["stalls"]
     assert type(observer) is StallObserver
-    stalled = decide(job, PLAN, members(*ALL), 10.0).plan
+    stalled = decide(job, PLAN, nodes_with(*ALL), 10.0).plan
     sent = observer.orders(stalled, rank_assignments(stalled))
     assert set(sent) == {member.key for member in PLAN.members}
-    assert decide(job, stalled, members(*ALL), 11.0).plan is stalled
-    going_on = decide(job, stalled, members(None, *ALL[1:]), 12.0).plan
+    assert decide(job, stalled, nodes_with(*ALL), 11.0).plan is stalled
+    going_on = decide(job, stalled, nodes_with(None, *ALL[1:]), 12.0).plan
     assert observer.orders(going_on, rank_assignments(going_on)) == {}
-    assert observer.observe(ended(stalled), members(*ALL), 12.0).part == StallState()
+    assert observer.observe(ended(stalled), nodes_with(*ALL), 12.0).part == StallState()
 
 
 def test_without_a_stall_it_changes_no_decision() -> None:
     observer = StallObserver(RULES)
-    assert observer.observe(PLAN, members(None, None, None), 1.0) == Observation()
-    assert observer.observe(ended(PLAN), members(*ALL), 1.0) == Observation()
+    assert observer.observe(PLAN, nodes_with(None, None, None), 1.0) == Observation()
+    assert observer.observe(ended(PLAN), nodes_with(*ALL), 1.0) == Observation()
     assert observer.orders(PLAN, rank_assignments(PLAN)) == {}
 
 

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from policy_parts import running_report
 
 from dlrover_run.coordination.decide import decide
-from dlrover_run.coordination.membership import MemberState
+from dlrover_run.coordination.membership import KnownNode
 from dlrover_run.coordination.node_views import build_assignment, node_views
 from dlrover_run.coordination.observer import Observation
 from dlrover_run.coordination.records.assignment import Assignment
@@ -325,9 +325,9 @@ def report(place: int, of: StragglerNodeReport | None, **changes: Any) -> NodeRe
     return running_report(PLAN, PLAN.members[place], of, **changes)
 
 
-def members(*parts: StragglerNodeReport | None) -> dict[NodeKey, MemberState]:
+def nodes_with(*parts: StragglerNodeReport | None) -> dict[NodeKey, KnownNode]:
     reports = [report(place, of) for place, of in enumerate(parts)]
-    return {one.key: MemberState(one, 0.0, 0.0) for one in reports}
+    return {one.key: KnownNode(one, 0.0, 0.0) for one in reports}
 
 
 ALL = (part(0), part(1), part(2, SLOW))
@@ -335,20 +335,20 @@ ALL = (part(0), part(1), part(2, SLOW))
 
 class TestSeveralNodes:
     def test_the_straggler_is_found_among_the_workers_of_all_nodes(self) -> None:
-        found = find(PLAN, members(*ALL))
+        found = find(PLAN, nodes_with(*ALL))
         assert found is not None
         assert [(one.rank, one.cause, one.own, one.others) for one in found] == [(5, "data", 0.0, 0.7)]
 
     def test_there_is_none_until_every_node_has_reported(self) -> None:
-        assert find(PLAN, members(part(0), None, part(2, SLOW))) == ()
+        assert find(PLAN, nodes_with(part(0), None, part(2, SLOW))) == ()
 
     def test_there_is_none_when_a_worker_has_ended(self) -> None:
-        assert find(PLAN, members(part(0), part(1), StragglerNodeReport((SLOW,)))) == ()
+        assert find(PLAN, nodes_with(part(0), part(1), StragglerNodeReport((SLOW,)))) == ()
 
     def test_what_was_found_holds_while_a_node_is_away(self) -> None:
         job = job_of(RULES)
-        plan = decide(job, PLAN, members(*ALL), 1.0).plan
-        away = members(*ALL)
+        plan = decide(job, PLAN, nodes_with(*ALL), 1.0).plan
+        away = nodes_with(*ALL)
         key = PLAN.members[0].key
         away[key] = replace(away[key], disconnected_at=2.0, lost_at=99.0)
         assert find(plan, away) is None
@@ -357,7 +357,7 @@ class TestSeveralNodes:
         assert find(plan, away) is None
 
     def test_only_a_report_about_this_round_counts(self) -> None:
-        old = members(*ALL)
+        old = nodes_with(*ALL)
         key = PLAN.members[2].key
         ranks = replace(rank_assignments(PLAN)[key], key=RoundKey(5, 1))
         old[key] = replace(old[key], report=report(2, part(2, SLOW), ranks=ranks))
@@ -366,31 +366,31 @@ class TestSeveralNodes:
     def test_it_changes_the_plan_once_and_nothing_but_its_part(self) -> None:
         job = job_of(RULES)
         assert isinstance(job.observers["stragglers"], StragglerObserver)
-        before = decide(job, PLAN, members(part(0), part(1), part(2)), 1.0).plan
-        found = decide(job, before, members(*ALL), 2.0)
+        before = decide(job, PLAN, nodes_with(part(0), part(1), part(2)), 1.0).plan
+        found = decide(job, before, nodes_with(*ALL), 2.0)
         assert len(found.log_lines) == 1
         assert "rank 5" in found.log_lines[0]
         assert replace(found.plan, parts=before.parts, clock=before.clock) == before
         # Other figures of the same rank are no news.
-        varied = members(part(0), part(1), part(2, Shares(5, computing=0.7, data=0.2)))
+        varied = nodes_with(part(0), part(1), part(2, Shares(5, computing=0.7, data=0.2)))
         assert decide(job, found.plan, varied, 3.0).plan == found.plan
-        gone = decide(job, found.plan, members(part(0), part(1), part(2)), 4.0).plan
+        gone = decide(job, found.plan, nodes_with(part(0), part(1), part(2)), 4.0).plan
         assert StragglerState.get(gone.parts) == StragglerState()
 
     def test_only_the_node_of_the_straggler_is_told(self) -> None:
         job = job_of(RULES)
-        plan = decide(job, PLAN, members(*ALL), 1.0).plan
+        plan = decide(job, PLAN, nodes_with(*ALL), 1.0).plan
         told = job.observers["stragglers"].orders(plan, rank_assignments(plan))
         assert list(told) == [PLAN.members[2].key]
         assert told[PLAN.members[2].key].slow_ranks == ((5, "data"),)
 
     def test_its_state_ends_with_the_round(self) -> None:
         job = job_of(RULES)
-        plan = decide(job, PLAN, members(*ALL), 1.0).plan
+        plan = decide(job, PLAN, nodes_with(*ALL), 1.0).plan
         observer = job.observers["stragglers"]
         ended = replace(plan, phase=PlanPhase.GATHERING)
-        assert observer.observe(ended, members(*ALL), 2.0).part == StragglerState()
-        assert observer.observe(replace(PLAN, phase=PlanPhase.GATHERING), members(*ALL), 2.0) == Observation()
+        assert observer.observe(ended, nodes_with(*ALL), 2.0).part == StragglerState()
+        assert observer.observe(replace(PLAN, phase=PlanPhase.GATHERING), nodes_with(*ALL), 2.0) == Observation()
 
     def test_a_node_cannot_report_ranks_that_are_not_its_own(self) -> None:
         assert validate_report(report(2, part(2)), PLAN) is None
@@ -408,9 +408,9 @@ class TestSeveralNodes:
 
     def test_the_status_and_the_metrics_name_it(self) -> None:
         job = job_of(RULES)
-        plan = decide(job, PLAN, members(*ALL), 1.0).plan
+        plan = decide(job, PLAN, nodes_with(*ALL), 1.0).plan
         views = node_views(job, plan)
-        status = job_status(JobView("j", RULES, plan, members(*ALL), views, None, 2.0))
+        status = job_status(JobView("j", RULES, plan, nodes_with(*ALL), views, None, 2.0))
         assert [node.stragglers for node in status.nodes] == [(), (), (StragglerStatus(5, "data"),)]
         assert [bool(node.reason) for node in status.nodes] == [False, False, True]
         assert "rank 5 is a straggler" in status.nodes[2].reason
@@ -469,7 +469,7 @@ class TestTheAgent:
 
     def test_what_is_found_is_an_event_once_and_its_end_is_one(self) -> None:
         stragglers, kept, _ = watched(lambda pid, _: None)
-        plan = decide(job_of(RULES), PLAN, members(*ALL), 1.0).plan
+        plan = decide(job_of(RULES), PLAN, nodes_with(*ALL), 1.0).plan
         view = node_views(job_of(RULES), plan)[PLAN.members[2].key]
         found = build_assignment(plan, view, None)
         for assignment in (found, found, replace(found, parts=()), replace(found, parts=())):
@@ -498,5 +498,5 @@ class TestTheAgent:
 def test_what_travels_and_is_kept_is_decoded_as_it_was() -> None:
     sent = report(2, part(2, SLOW))
     assert msgspec.json.decode(msgspec.json.encode(sent), type=NodeReport, dec_hook=decode_part) == sent
-    plan = decide(job_of(RULES), PLAN, members(*ALL), 1.0).plan
+    plan = decide(job_of(RULES), PLAN, nodes_with(*ALL), 1.0).plan
     assert msgspec.json.decode(msgspec.json.encode(plan), type=Plan, dec_hook=decode_part) == plan

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 from virtual_job import VirtualJob, play, rules
 
-from dlrover_run.coordination.membership import MemberState
+from dlrover_run.coordination.membership import KnownNode
 from dlrover_run.coordination.records.plan import Plan
 from dlrover_run.coordination.records.report import NodeReport
 from dlrover_run.coordination.records.round import RoundKey
@@ -218,12 +218,12 @@ def test_a_coordinator_without_records_comes_to_the_same_group() -> None:
 def test_a_coordinator_without_records_finds_the_store_in_the_reports() -> None:
     stores = [Store(name, "1", f"{name}.net", port) for port, name in enumerate("abc", 7000)]
 
-    def state(own: Store, known: Store | None) -> MemberState:
+    def state(own: Store, known: Store | None) -> KnownNode:
         part = SurvivorsReport(port=own.port, store=known)
         report = NodeReport(
             node_id=own.node_id, incarnation="1", host="h", address=own.address, port=0, workers=2, parts=(part,)
         )
-        return MemberState(report, 0.0, 0.0)
+        return KnownNode(report, 0.0, 0.0)
 
     a, b, c = stores
     assert choose_store(None, [state(a, None), state(b, b)]) == b
