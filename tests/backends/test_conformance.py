@@ -18,6 +18,7 @@ import pytest
 from node_truth import USUAL, Truth
 from policy_parts import check_part, order_of
 from simulation.backends import Backend, WrittenNode
+from simulation.network import TO_MASTER
 from virtual_job import rules
 
 from dlrover_run.coordination import coordinator, driver
@@ -31,6 +32,7 @@ from dlrover_run.features.node_check.decision.model import NodeCheckReport
 from dlrover_run.features.node_check.rules import CHECK_ONCE
 from dlrover_run.job_status.status import JobStatus
 from dlrover_run.rendezvous.client import AskFailed
+from dlrover_run.rendezvous.kv import leader
 from dlrover_run.rendezvous.local import LocalClient
 from tf_ps_runner.cluster.model import (
     Capacity,
@@ -527,6 +529,26 @@ def test_with_etcd_a_lease_follows_the_rules_of_the_first_node() -> None:
         after = train(backend, a, number=3)
         assert backend.timeline.now - lost < 2 * TWO.heartbeat_timeout + TWO.lost_after
         assert after.restart_count == 0
+
+
+def test_a_node_learns_the_end_of_a_job_whose_last_leader_has_an_earlier_epoch_than_its_own() -> None:
+    """etcd has lost its data, and the clock of the later leader is behind: the epochs come from the clocks."""
+    with Backend("etcd", ONE) as backend:
+        waiting = backend.node("a")
+        waiting.report(phase=NodePhase.WAITING)
+        backend.until(lambda: waiting.assignment.epoch)
+        waiting.link.hold(TO_MASTER)
+        backend.lose_records()
+        with patch.object(leader.time, "time_ns", return_value=1_000_000_000):
+            other = backend.node("b")
+            train(backend, other)
+        assert 0 < other.assignment.epoch < waiting.assignment.epoch
+        other.report(phase=NodePhase.SUCCEEDED)
+        backend.until(lambda: other.assignment.phase is PlanPhase.FINISHED)
+        # While another node of the job has not left yet.
+        waiting.link.release(TO_MASTER)
+        backend.until(lambda: waiting.rendezvous.problem)
+        assert waiting.rendezvous.problem == "the job 'job' has ended while this node was not connected to it"
 
 
 def test_a_node_that_takes_part_with_another_program_is_warned() -> None:

@@ -139,6 +139,10 @@ class Backend:
         self._cluster.on_change = lambda writer, keys: None
         self._cluster.commit(Txn(then=(Put(key, after, before.lease),)), None)
 
+    def lose_records(self) -> None:
+        """Let etcd lose its data."""
+        self._cluster.lose_everything()
+
     def wait(self, seconds: float) -> None:
         end = self.timeline.now + seconds
         self.timeline.run_until(end, lambda: False)

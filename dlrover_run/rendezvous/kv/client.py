@@ -94,7 +94,8 @@ class OtherLeaseTime(Exception):
 
 
 class JobGone(Exception):
-    """The job has ended while another process had the node id of this one. The message is a sentence."""
+    """The job has ended without this node: another process had its node id, or it followed a coordinator whose records
+    etcd has lost. The message is a sentence."""
 
 
 class StoreClient(RemoteClient):
@@ -327,6 +328,10 @@ class StoreClient(RemoteClient):
             self._log_once(f"warning: {describe_mixed_programs(message.program, own.program)}")
         if notice := config_mismatch(rules, self._rules):
             self._log_once(f"warning: {notice}")
+        if message.common.phase in OVER and message.common.epoch < self.assignment.epoch:
+            # etcd has lost its data since, and the clock of a later leader is behind. No leader comes after the end, so
+            # this node would wait for one for ever, and keep the name of the job by renewing the lease of the result.
+            raise JobGone(f"the job {self._spec.run_id!r} has ended while this node was not connected to it")
         self._result_lease = current.lease if message.common.phase in OVER else 0
         if message.common.phase not in OVER and lease_time(rules) != self._ttl:
             self._ttl = lease_time(rules)
