@@ -112,6 +112,7 @@ def _be_agent(
         tree.continue_without_parent()
         # Imported on this side of the fork only: the watchdog needs none of it and stays small.
         from dlrover_run.output.relay_start import start_relay
+        from dlrover_run.processes.asyncio_import import import_asyncio_without_tls
 
         try:
             # It loads its modules while this process loads its own.
@@ -119,8 +120,8 @@ def _be_agent(
         except OSError as error:
             code = _cannot_start(error, spec, program)
         else:
-            if not spec.rendezvous.coordinated:
-                _import_asyncio_without_tls()
+            if not spec.rendezvous.leased:
+                import_asyncio_without_tls()
             from dlrover_run.agent.main import run_agent
             from dlrover_run.output.relay_client import RelayClient
             from dlrover_run.processes import event_loop
@@ -142,21 +143,6 @@ def _be_agent(
             sys.stderr.flush()
         finally:
             os._exit(code)
-
-
-def _import_asyncio_without_tls() -> None:
-    """Import asyncio as it is where Python was built without `ssl`, which takes longer than all else that it imports.
-
-    For an agent that communicates with no other node, whose loop has no connections with TLS. Others may import `ssl`
-    afterwards.
-    """
-    if "ssl" in sys.modules:
-        return
-    sys.modules["ssl"] = None  # type: ignore[assignment]  # How the import system is told that there is none.
-    try:
-        import asyncio  # noqa: F401
-    finally:
-        del sys.modules["ssl"]
 
 
 def _cannot_start(error: OSError, spec: JobSpec, program: LauncherProgram) -> int:

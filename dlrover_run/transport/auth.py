@@ -13,7 +13,6 @@ import hmac
 import json
 import os
 import secrets
-import ssl
 from pathlib import Path
 
 from dlrover_run.rendezvous import kinds
@@ -73,6 +72,9 @@ def find_ca_file(tls: kinds.TlsSpec) -> str | None:
     """
     if tls.ca is not None:
         return tls.ca
+    # Only a node with TLS needs it, and its import takes longer than most others.
+    import ssl
+
     return ssl.get_default_verify_paths().cafile or next(filter(os.path.isfile, _CA_BUNDLES), None)
 
 

@@ -190,16 +190,31 @@ def test_an_agent_imports_no_module_that_costs_every_launch_memory() -> None:
     assert subprocess.check_output([sys.executable, "-c", script], text=True).strip() == "[]"
 
 
-def test_an_agent_alone_has_no_ssl_and_collects_garbage(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "rendezvous", [[], ["--nnodes=1:2", "--rdzv-backend=c10d", "--rdzv-conf=last_call_timeout=0.1"]]
+)
+def test_an_agent_without_a_store_has_no_ssl_and_collects_garbage(
+    tmp_path: Path, rendezvous: list[str], free_port: int
+) -> None:
     """A launch does not wait for OpenSSL, nor for a garbage collector that runs during the imports; in the loop it
     runs again."""
     script = tmp_path / "script.py"
     script.write_text("import os; print(open(f'/proc/{os.getppid()}/maps').read().count('/_ssl.'))")
     launcher = [sys.executable, "-m", "dlrover_run"]
-    assert subprocess.check_output([*launcher, "--nproc-per-node=1", script], text=True) == "0\n"
+    if rendezvous:
+        rendezvous = [*rendezvous, f"--rdzv-endpoint=localhost:{free_port}"]
+    assert subprocess.check_output([*launcher, "--nproc-per-node=1", *rendezvous, script], text=True) == "0\n"
     collecting = (
         "import gc, dlrover_run.__main__; from dlrover_run.processes import event_loop\n"
         "async def seen(): return gc.isenabled()\n"
         "print(gc.isenabled(), event_loop.run(seen()))"
     )
     assert subprocess.check_output([sys.executable, "-c", collecting], text=True) == "False True\n"
+
+
+@pytest.mark.parametrize(("arguments", "has_ssl"), [([], False), (["--web=0"], True), (["--web", "0"], True)])
+def test_a_master_without_a_web_page_has_no_ssl(arguments: list[str], has_ssl: bool) -> None:
+    """Its nodes wait for it, so it starts as an agent does."""
+    seen = "import gc, dlrover_run.master.__main__, asyncio.sslproto as tls; print(bool(tls.ssl), gc.isenabled())"
+    found = subprocess.check_output([sys.executable, "-c", seen, *arguments], text=True)
+    assert found == f"{has_ssl} False\n"
