@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 
 from core.cases import Benchmark, Case, Limits
-from core.launchers import FLOOR, FORKSERVER, OWN_STORE, SPAWN, TORCHRUN, Job, Rival, free_port
+from core.launchers import FLOOR, FORKSERVER, OWN_STORE, SPAWN, TORCHRUN, Job, Launcher, Rival, free_port
 from core.processes import classify, pss
 from core.ratios import Measured
 from core.run import NANOSECOND, Run, until_last
@@ -45,11 +45,12 @@ def memory(script: str, with_workers: bool) -> Callable[[Rival, Run, Limits], Me
             total[role] += pss(pid)
         launcher = float(total["launcher"] + total["template"])
         values = {"": launcher}
-        if rival == FORKSERVER:
+        forks = isinstance(rival, Launcher) and set(FORKSERVER.options) <= {*rival.options}
+        if forks:
             values[WITHOUT_TEMPLATE] = float(total["launcher"])
         if with_workers:
             values[WITH_WORKERS] = launcher + total["worker"]
-        return Measured(values, "no template found" if rival == FORKSERVER and not total["template"] else "")
+        return Measured(values, "no template found" if forks and not total["template"] else "")
 
     return measure
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from core import report
+from core.against import with_twins
 from core.cases import Benchmark, Options
 from core.meetings import C10D, ETCD, OURS, RIVALS, Job, Rival, find_etcd
 from core.ratios import Late, Lost, Measured, Sample, summarise
@@ -210,7 +211,8 @@ def take_turns(
     too_many = sys.maxsize
     for turn in range(1, repetitions + 1):
         for nodes in sizes:
-            for rival in rivals:
+            # The second of a pair would always find the caches that the first one has left.
+            for rival in reversed(rivals) if turn % 2 == 0 and any(each.tree for each in rivals) else rivals:
                 if rival is C10D and nodes >= too_many:
                     continue
                 trials.append(attempt(rival, nodes, turn))
@@ -223,24 +225,28 @@ def take_turns(
 def tables(trials: Sequence[Trial], sizes: Sequence[int], absent: Mapping[str, str], empty: Result) -> list[Result]:
     """A table for each figure, with the rivals side by side at each number of nodes."""
     results = []
+    compared = bool(empty.pairs)
+    twins = {rival: [*([empty.pairs[rival]] if rival in empty.pairs else []), rival] for rival in ALL}
     for name, table in TABLES.items():
         rows = []
         for nodes in sizes:
             samples = [
                 Sample(label(rival, nodes), trial.turn, trial.figures.get(name, Measured(None, trial.why)))
-                for rival in table.rivals
+                for name_of in table.rivals
+                for rival in twins[name_of]
                 for trial in trials
                 if (trial.nodes, trial.rival) == (nodes, rival)
             ]
-            targets = {(label(OURS.name, nodes), ""): TARGET} if name == "last-joiner" else {}
-            rows += summarise(samples, label(C10D.name, nodes), targets)
+            targets = {(label(OURS.name, nodes), ""): TARGET} if name == "last-joiner" and not compared else {}
+            pairs = {label(rival, nodes): label(other, nodes) for rival, other in empty.pairs.items()}
+            rows += summarise(samples, label(C10D.name, nodes), targets, pairs=pairs)
         results.append(
             dataclasses.replace(
                 empty,
                 name=name,
                 title=table.title,
                 unit=table.unit,
-                baseline=C10D.name if C10D.name in table.rivals else "",
+                baseline=C10D.name if C10D.name in table.rivals and not compared else "",
                 rows=rows,
                 absent={rival: why for rival, why in absent.items() if rival.startswith(table.rivals)},
             )
@@ -314,11 +320,14 @@ class Rendezvous(Benchmark):
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
         rivals = [RIVALS[name] for name in options.rivals if name not in absent]
+        pairs: dict[str, str] = {}
+        if options.against:
+            rivals, pairs = with_twins(rivals, options.against)
         attempt = partial(try_once, limit=options.limit, names=names)
         trials, skipped = take_turns(rivals, sizes, options.repetitions, attempt)
         how = f"{options.repetitions} repetitions in turn; what took torch more than {options.limit:g} s was tried once"
         how += "".join(f"; {name} {version}" for name, version in versions.items())
-        empty = Result("", "", "s", "", [], {}, machine, how)
+        empty = Result("", "", "s", "", [], {}, machine, how, pairs)
         return [result for result in tables(trials, sizes, absent | skipped, empty) if result.name in names]
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from core.cases import Benchmark, Case, Limits
 from core.launchers import WORKERS
 from core.meetings import start_server
 from core.ratios import Measured
 from core.run import Run, until_last
+from core.trees import Tree
 
 CLIENTS = (64, 128)
 
@@ -23,6 +24,16 @@ class Store:
 
     name: str
     script: str
+    tree: Tree | None = None
+
+    def command(self) -> list[str]:
+        """The command line of its process."""
+        script = WORKERS / self.script
+        return [self.tree.python, str(self.tree.script(script))] if self.tree else [sys.executable, str(script)]
+
+    def of_tree(self, tree: Tree) -> Store | None:
+        """That of another checkout; None if it is torch's."""
+        return replace(self, name=f"{self.name}, {tree.name}", tree=tree) if self == OURS else None
 
     def absent(self) -> str | None:
         """It can always run."""
@@ -39,7 +50,7 @@ def exchange(clients: int) -> Callable[[Store, Run, Limits], Measured]:
     def measure(store: Store, run: Run, limits: Limits) -> Measured:
         # The server does not end by itself.
         run.ends_by_itself = False
-        server = start_server(run, [sys.executable, str(WORKERS / store.script)])
+        server = start_server(run, store.command())
         host, port = server.address.rsplit(":", 1)
         used = server.cpu_seconds()
         run.start([sys.executable, str(WORKERS / "store_clients.py"), host, port, str(clients)])

@@ -18,6 +18,7 @@ from core.launchers import WORKERS
 from core.ratios import Late, Lost, Measured
 from core.report import REPOSITORY, Machine, Result
 from core.run import NANOSECOND, Report, Run
+from core.trees import Tree
 
 GRAPH = "tf_graph.py"
 STRATEGY = "tf_strategy.py"
@@ -70,25 +71,31 @@ def roles_of(script: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class TfPsRun:
-    """tf-ps-run. A job that may have fewer servers starts with the most. `python` is the interpreter of the script."""
+    """tf-ps-run. A job that may have fewer servers starts with the most. `python` is the interpreter of the script,
+    `launcher` that of tf-ps-run."""
 
     name: str
     python: str
     script: str = GRAPH
     options: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
+    launcher: str = sys.executable
+
+    def of_tree(self, tree: Tree) -> TfPsRun:
+        """The same launcher of another checkout, with the same script."""
+        return dataclasses.replace(self, name=f"{self.name}, {tree.name}", launcher=tree.python)
 
     def absent(self) -> str | None:
         return missing_tensorflow(self.python)
 
     def start(self, run: Run, least: int, most: int) -> None:
-        command = [sys.executable, "-m", "tf_ps_runner", f"--ps={most}" if least == most else f"--ps={least}:{most}"]
+        command = [self.launcher, "-m", "tf_ps_runner", f"--ps={most}" if least == most else f"--ps={least}:{most}"]
         command += ["--workers=1", f"--max-restarts={MAX_RESTARTS}", f"--rdzv-id={run.directory.name}"]
         command += [f"--checkpoint-dir={run.directory / 'model'}", *self.options, str(WORKERS / self.script)]
         run.start(command, {"PYTHON_EXEC": self.python, **self.environment})
 
     def change(self, run: Run, servers: int) -> None:
-        run.start([sys.executable, "-m", "tf_ps_runner", "scale", f"--ps={servers}", f"--rdzv-id={run.directory.name}"])
+        run.start([self.launcher, "-m", "tf_ps_runner", "scale", f"--ps={servers}", f"--rdzv-id={run.directory.name}"])
 
 
 @dataclass(frozen=True)
@@ -99,6 +106,9 @@ class PlainProcesses:
     python: str
     script: str = GRAPH
     again: str = "all"
+
+    def of_tree(self, tree: Tree) -> None:
+        """They belong to no checkout."""
 
     def absent(self) -> str | None:
         return missing_tensorflow(self.python)

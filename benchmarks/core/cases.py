@@ -6,15 +6,16 @@ import argparse
 import dataclasses
 import signal
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from core import pictures, report
+from core import against, pictures, report
 from core.ratios import Lost, Measured, Sample, summarise
 from core.report import RESULTS, Machine, Result, Unit
 from core.run import Run
+from core.trees import Tree, open_tree
 
 NO_LIMIT = sys.maxsize
 
@@ -41,7 +42,8 @@ class Case:
     `targets` bound the ratio to `baseline` by rival and part; `within`: see `summarise`. `warm_up` adds one run of each
     rival that is not counted. A rival takes at most `max_turns` turns, or the number in `turns_of`. A baseline that is
     no rival but a known time has its seconds in `known_baseline`. `derive` may add samples that are computed from
-    others. `unavailable` returns why the case cannot run on this machine, None if it can.
+    others. `unavailable` returns why the case cannot run on this machine, None if it can. `pairs` maps a rival to a
+    baseline of its own.
     """
 
     name: str
@@ -58,6 +60,21 @@ class Case:
     known_baseline: float = 0.0
     derive: Callable[[list[Sample]], list[Sample]] = lambda samples: samples
     unavailable: Callable[[], str | None] = lambda: None
+    pairs: Mapping[str, str] = field(default_factory=dict)
+
+    def against(self, tree: Tree) -> Case:
+        """This case with the project's own rivals of both checkouts, which take all turns."""
+        rivals, pairs = against.with_twins(self.rivals, tree)
+        return dataclasses.replace(
+            self,
+            rivals=rivals,
+            pairs=pairs,
+            baseline="",
+            targets={},
+            known_baseline=0.0,
+            max_turns=NO_LIMIT,
+            turns_of={},
+        )
 
 
 def run_once(case: Case, rival: Any, turn: int, limits: Limits) -> Sample:
@@ -82,7 +99,7 @@ def run_case(case: Case, repetitions: int, limits: Limits, machine: Machine) -> 
     """Let the rivals take turns (A B C A B C ...), so that changing load affects all of them alike."""
     how = f"{repetitions} repetitions in turn" + (" after one warm-up" if case.warm_up else ", fewer where so counted")
     machine = dataclasses.replace(machine, date=report.now())
-    result = Result(case.name, case.title, case.unit, case.baseline, [], {}, machine, how)
+    result = Result(case.name, case.title, case.unit, case.baseline, [], {}, machine, how, case.pairs)
     if why := case.unavailable():
         return dataclasses.replace(result, absent={rival.name: why for rival in case.rivals})
     absent = {rival.name: why for rival in case.rivals if (why := rival.absent())}
@@ -93,14 +110,36 @@ def run_case(case: Case, repetitions: int, limits: Limits, machine: Machine) -> 
     samples: list[Sample] = []
     for turn in range(1, repetitions + 1):
         due = [rival for rival in present if turn <= case.turns_of.get(rival.name, case.max_turns)]
+        if case.pairs and turn % 2 == 0:
+            # The second of a pair would always find the caches that the first one has left.
+            due.reverse()
         samples += [run_once(case, rival, turn, limits) for rival in due]
         if case.known_baseline and turn <= case.max_turns:
             samples.append(Sample(case.baseline, turn, Measured({"": case.known_baseline})))
-    rows = summarise(case.derive(samples), case.baseline, case.targets, case.within)
+    rows = summarise(case.derive(samples), case.baseline, case.targets, case.within, case.pairs)
     return dataclasses.replace(result, rows=rows, absent=absent)
 
 
 Options = argparse.Namespace
+
+
+def chosen(names: Collection[str]) -> Callable[[str], list[str]]:
+    """The type of an option that has some of these names, with commas between them."""
+
+    def parse(text: str) -> list[str]:
+        if unknown := {*text.split(",")} - {*names}:
+            raise argparse.ArgumentTypeError(f"{min(unknown)} is none of {', '.join(names)}")
+        return text.split(",")
+
+    return parse
+
+
+def tree(text: str) -> Tree:
+    """The type of --against."""
+    try:
+        return open_tree(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 @dataclass(frozen=True)
@@ -128,31 +167,51 @@ class Benchmark:
         limits = self.quick_limits if options.quick else self.limits
         for case in self.cases(options):
             if case.name in names:
-                yield run_case(case, options.repetitions, limits, machine)
+                compared = case.against(options.against) if options.against else case
+                if compared.rivals:
+                    yield run_case(compared, options.repetitions, limits, machine)
 
     def main(self, arguments: Sequence[str] | None = None) -> int:
-        """Measure the chosen cases, and write them beside the results that the other cases have."""
+        """Measure what the command line says; return 0."""
         names = self.names()
         parser = argparse.ArgumentParser(description=self.title)
         parser.add_argument("--repetitions", type=int, default=self.repetitions, help="turns (default: %(default)s)")
         parser.add_argument("--quick", action="store_true", help="few turns and short time-outs, to see that it works")
-        parser.add_argument("--only", action="append", choices=names, help="only this case; may be repeated")
+        parser.add_argument(
+            "--only",
+            action="extend",
+            type=chosen(names),
+            metavar="CASE",
+            help=f"only these, with commas: {', '.join(names)}",
+        )
+        parser.add_argument("--against", type=tree, metavar="TREE", help="compare with another checkout: its folder")
         parser.add_argument("--redraw", action="store_true", help="measure nothing; write tables and picture again")
         folder = (RESULTS / self.json).parent
-        parser.add_argument("--output", type=Path, default=folder, help="folder of the results (default: %(default)s)")
+        parser.add_argument("--output", type=Path, help=f"folder of the results (default: {folder}; --against: none)")
         self.add_options(parser)
         options = parser.parse_args(arguments)
         if options.quick:
             options.repetitions = self.quick_repetitions
         if options.repetitions < 1:
             parser.error(f"--repetitions must be at least 1, not {options.repetitions}")
-        path = options.output / Path(self.json).name
+        path = (options.output or folder) / Path(self.json).name
         try:
             results = report.read(path)
         except ValueError as error:
             parser.error(str(error))
         # Otherwise SIGTERM would leave the processes of the run behind.
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+        before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+        try:
+            if options.against:
+                self.compare(options, options.only or names)
+            else:
+                self.publish(path, results, options, names)
+        finally:
+            signal.signal(signal.SIGTERM, before)
+        return 0
+
+    def publish(self, path: Path, results: list[Result], options: Options, names: Sequence[str]) -> None:
+        """Measure the chosen cases, and write them beside the results that the other cases have."""
         if not options.redraw:
             # The load is read before the first rival runs: it is that of other programs.
             machine = report.this_machine()
@@ -162,5 +221,17 @@ class Benchmark:
                 report.write_json(path, {"cases": results})
                 print("\n".join(report.section(result)))
         report.write(path, self.title, results, self.draw)
-        print(f"Results are in {options.output}.", file=sys.stderr)
-        return 0
+        print(f"Results are in {path.parent}.", file=sys.stderr)
+
+    def compare(self, options: Options, names: Sequence[str]) -> None:
+        """Measure this checkout and another one in turn, and print their ratios. They belong to no published result."""
+        results = []
+        for result in self.measure(options, report.this_machine(), names):
+            results.append(result)
+            print("\n".join(report.section(result)), file=sys.stderr, flush=True)
+        text = against.markdown(self.title, options.against, results)
+        print(text)
+        if options.output:
+            path = options.output / Path(self.json).name
+            report.write_json(path, {"cases": results})
+            path.with_suffix(".md").write_text(text)

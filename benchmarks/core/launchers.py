@@ -15,6 +15,7 @@ from pathlib import Path
 from core.processes import wait_for_end
 from core.report import REPOSITORY
 from core.run import Report, Run
+from core.trees import Tree
 
 WORKERS = Path(__file__).resolve().parents[1] / "workers"
 
@@ -50,13 +51,15 @@ class Job:
 
 @dataclass(frozen=True)
 class Launcher:
-    """A launcher with torchrun's command line. `script` takes the place of the job's, for what scripts have to do."""
+    """A launcher with torchrun's command line. `script` takes the place of the job's, for what scripts have to do.
+    `tree`: it is that of another checkout."""
 
     name: str
     prefix: tuple[str, ...]
     options: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     script: str = ""
+    tree: Tree | None = None
 
     def command(self, job: Job) -> list[str]:
         """The command line of a node."""
@@ -66,7 +69,16 @@ class Launcher:
             flags += ["--rdzv-backend=c10d", "--rdzv-id=benchmark"]
             flags += [f"--rdzv-conf={job.conf}"] if job.conf else []
             flags += [f"--local-addr={job.own_address}"] if job.own_address else []
-        return [*self.prefix, *flags, *self.options, replace(job, script=self.script or job.script).path]
+        script = replace(job, script=self.script or job.script).path
+        if self.tree is not None:
+            script = str(self.tree.script(Path(script)))
+        return [*self.prefix, *flags, *self.options, script]
+
+    def of_tree(self, tree: Tree) -> Launcher | None:
+        """The same launcher of another checkout; None if it is not the project's."""
+        if self.prefix != OURS:
+            return None
+        return replace(self, name=f"{self.name}, {tree.name}", prefix=(tree.python, *OURS[1:]), tree=tree)
 
     def absent(self) -> str | None:
         """Why it cannot run here; None if it can."""
@@ -92,6 +104,9 @@ class Floor:
     """No launcher: the benchmark starts the workers with `subprocess.Popen`, and starts them again after a kill."""
 
     name: str = "bare Popen"
+
+    def of_tree(self, tree: Tree) -> None:
+        """It belongs to no checkout."""
 
     def absent(self) -> str | None:
         """It can always run."""

@@ -24,6 +24,7 @@ from core.launchers import WORKERS, free_port
 from core.processes import pss
 from core.ratios import Late, Lost, Measured
 from core.run import Report, Run, until_last
+from core.trees import Tree
 from dlrover_run.coordination.records.rules import KEEP_ALIVE_INTERVAL
 
 READY_TIMEOUT = 120.0
@@ -133,13 +134,22 @@ def start_etcd(run: Run) -> Server:
 
 class Rival(NamedTuple):
     """A rendezvous. `shrinks`: the death of a node leads to a new world although no worker has failed. `elects`: one
-    of the nodes is elected and decides, and the server counts requests."""
+    of the nodes is elected and decides, and the server counts requests. `tree`: it is that of another checkout."""
 
     name: str
     kind: Literal["master", "etcd", "torch"]
     open: Callable[[Run], Server]
     shrinks: bool
     elects: bool = False
+    tree: Tree | None = None
+
+    def of_tree(self, tree: Tree) -> Rival | None:
+        """The same with the nodes, and the master, of another checkout; None if it is not the project's."""
+        if self.kind == "torch":
+            return None
+        open_server = partial(start_server, command=(tree.python, *MASTER_COMMAND[1:]))
+        opened = open_server if self.kind == "master" else self.open
+        return self._replace(name=f"{self.name}, {tree.name}", open=opened, tree=tree)
 
 
 MASTER_COMMAND = (sys.executable, "-m", "dlrover_run.master", "--listen", "127.0.0.1:0", "--ready-fd")
@@ -168,9 +178,11 @@ class Job:
         least = max(1, nodes - 1) if rival.shrinks else nodes
         sizes = crowd_sizes(nodes)
         self._pids = []
+        crowd = WORKERS / "crowd.py"
+        nodes_of = (rival.tree.python, rival.tree.script(crowd)) if rival.tree else (sys.executable, crowd)
         for number, count in enumerate(sizes):
             place = map(str, (self.server.address, sum(sizes[:number]), count, nodes, least, interval))
-            run.start([sys.executable, str(WORKERS / "crowd.py"), rival.kind, *place], {"RANK": str(number)})
+            run.start([*map(str, nodes_of), rival.kind, *place], {"RANK": str(number)})
             self._pids.append(run.launchers[-1].pid)
         self.everyone = {*range(len(sizes))}
         self.last = {len(sizes) - 1}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -98,19 +99,57 @@ def pair_ratios(ours: Mapping[int, Reading], theirs: Mapping[int, Reading]) -> l
     return ratios
 
 
+class Comparison(NamedTuple):
+    """The medians of two programs, their ratio, and between which ratios 90 % of those lie that draws of the same turns
+    have. A run that was lost or did not end counts as infinitely long; None if the other median is infinite or 0."""
+
+    ours: float
+    theirs: float
+    ratio: float | None
+    low: float | None
+    high: float | None
+
+
+DRAWS = 2_000
+SHARE = 0.9
+
+
+def compare(pairs: Sequence[tuple[float | None, float | None]]) -> Comparison:
+    """Compare the figures of two programs, turn by turn (ours, theirs; None: lost).
+
+    The turns are drawn with replacement, each with both of its runs, so the two ratios say what another measurement of
+    as many turns could have found.
+    """
+    turns = [tuple(math.inf if value is None else value for value in pair) for pair in pairs]
+    draw = random.Random(len(turns))
+    draws = [_ratio_of_medians(draw.choices(turns, k=len(turns))) for _ in range(DRAWS)]
+    ratios = sorted(math.inf if ratio is None else ratio for ratio in draws)
+    cut = round(DRAWS * (1 - SHARE) / 2)
+    low, high = (None if math.isinf(ratio) else ratio for ratio in (ratios[cut], ratios[-1 - cut]))
+    ours, theirs = (statistics.median(side) for side in zip(*turns, strict=True))
+    return Comparison(ours, theirs, _ratio_of_medians(turns), low, high)
+
+
+def _ratio_of_medians(turns: Sequence[tuple[float, ...]]) -> float | None:
+    ours, theirs = (statistics.median(side) for side in zip(*turns, strict=True))
+    ratio = ours / theirs if 0 < theirs < math.inf else math.inf
+    return None if math.isinf(ratio) else ratio
+
+
 def summarise(
     samples: Sequence[Sample],
     baseline: str,
     targets: Mapping[tuple[str, str], float],
     within: Mapping[str, str] | None = None,
+    pairs: Mapping[str, str] | None = None,
 ) -> list[Row]:
     """A row for each rival and part, in the order in which they first appear.
 
     A part that the baseline does not have is compared with the baseline's "". `within` maps a part to another part of
     the same run with which it is compared instead. A rival that lost all runs keeps a row for each of its `targets`
-    (keyed by rival and part), so that a missed target is always shown.
+    (keyed by rival and part), so that a missed target is always shown. `pairs` maps a rival to its own baseline.
     """
-    within = within or {}
+    within, pairs = within or {}, pairs or {}
     rows = []
     for rival in dict.fromkeys(sample.rival for sample in samples):
         own = [sample for sample in samples if sample.rival == rival]
@@ -119,7 +158,8 @@ def summarise(
             if part in within:
                 base = {sample.turn: _reading(sample, within[part]) for sample in own}
             else:
-                base = {each.turn: _reading(each, part, otherwise="") for each in samples if each.rival == baseline}
+                theirs = [each for each in samples if each.rival == pairs.get(rival, baseline)]
+                base = {each.turn: _reading(each, part, otherwise="") for each in theirs}
             rows.append(_row(rival + part, own, part, base, targets.get((rival, part))))
     return rows
 

@@ -9,7 +9,7 @@ import platform
 import subprocess
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -60,7 +60,7 @@ def this_machine() -> Machine:
         torch=version_of("torch"),
         load_average=os.getloadavg(),
         date=now(),
-        commit=_commit(),
+        commit=commit_of(REPOSITORY),
     )
 
 
@@ -77,8 +77,9 @@ def version_of(package: str) -> str:
         return "not installed"
 
 
-def _commit() -> str:
-    command = ["git", "-C", str(REPOSITORY), "describe", "--always", "--abbrev=12", "--exclude=*"]
+def commit_of(repository: Path) -> str:
+    """The commit of a checkout, and whether it has changes."""
+    command = ["git", "-C", str(repository), "describe", "--always", "--abbrev=12", "--exclude=*"]
     command += ["--dirty= with changes"]
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
@@ -90,7 +91,8 @@ def _commit() -> str:
 class Result:
     """The table of one case, and the machine it was measured on. `how` says how often and with what.
 
-    `absent` maps each rival that could not take part to the reason. An empty `baseline` means that nothing is compared.
+    `absent` maps each rival that could not take part to the reason. An empty `baseline` means that nothing is compared,
+    but for `pairs`: each of these rivals with one of its own.
     """
 
     name: str
@@ -101,6 +103,7 @@ class Result:
     absent: Mapping[str, str]
     machine: Machine
     how: str
+    pairs: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def heading(self) -> str:

@@ -44,6 +44,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 FOREIGN = (
     *("PET_", "TORCHELASTIC_", "TORCH_", "DLROVER_", "OMP_"),
     *("MASTER_", "GROUP_", "ROLE_", "LOCAL_", "NODE_", "WORKER_", "RANK", "WORLD_SIZE"),
+    "PYTHONDONTWRITEBYTECODE",
     *("TF_", "STOP_FILE", "MODEL_DIR", "DATA_SHARDS", "PYTHON_EXEC", "ETCD_"),
 )
 """Variables of the caller's shell that would change the behaviour of a rival."""

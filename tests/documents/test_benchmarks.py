@@ -7,6 +7,7 @@ import math
 import os
 import random
 import re
+import shutil
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -33,12 +34,12 @@ import rendezvous
 import round_store
 import stalls
 import tf_recovery
-from core import indices, kept, processes, report, truth
+from core import against, indices, kept, processes, report, truth
 from core.cases import Case, Limits, run_case
-from core.launchers import SPAWN, Job
+from core.launchers import SPAWN, TORCHRUN, Job
 from core.meetings import crowd_sizes
 from core.processes import Process
-from core.ratios import Late, Lost, Measured, Reading, Row, Sample, pair_ratios, summarise
+from core.ratios import Late, Lost, Measured, Reading, Row, Sample, compare, pair_ratios, summarise
 from core.run import Report, Run, all_ranks, until_last
 from core.steps import (
     Step,
@@ -51,6 +52,7 @@ from core.steps import (
     step_rate,
     training_rate,
 )
+from core.trees import Tree, open_tree
 from recovery import NEW_WORLD, OLD_ENDED
 from stall_matrix import kinds
 from stall_matrix import report as stall_report
@@ -145,6 +147,92 @@ def test_a_compared_program_gets_as_many_turns_as_its_case_allows_beside_a_known
     assert {row.title: row.samples for row in result.rows} == {SPAWN.name: (18.0, 18.0), "known": (9.0, 9.0)}
     assert result.rows[0].ratio == 2.0
     assert result.absent.keys() == {"absent"}
+
+
+def test_two_programs_are_compared_by_their_medians_and_by_draws_of_their_turns() -> None:
+    one = compare([(1.0, 2.0), (2.0, 2.0), (12.0, 3.0)])
+    assert (one.ours, one.theirs, one.ratio) == (2.0, 2.0, 1.0)
+    assert (one.low, one.high) == (0.5, 4.0)
+    assert compare([(1.5, 1.0)])[2:] == (1.5, 1.5, 1.5)
+    lost = compare([(None, 1.0), (1.0, 1.0), (None, 1.0)])
+    assert (lost.ours, lost.ratio, lost.low, lost.high) == (math.inf, None, 1.0, None)
+
+
+OLD = Tree("old", Path("/old"), "/old/python")
+
+
+def test_each_program_of_the_project_is_compared_with_that_of_another_checkout() -> None:
+    case = Case("kill", "kill", "s", (SPAWN, TORCHRUN), TORCHRUN.name,
+                lambda rival, run, limits: Measured({"": 3.0 if rival == SPAWN else 2.0, ", a part": 1.0}),
+                {(SPAWN.name, ""): 0.5}, warm_up=False, max_turns=1)  # fmt: skip
+    compared = case.against(OLD)
+    assert [rival.name for rival in compared.rivals] == [f"{SPAWN.name}, old", SPAWN.name]
+    assert compared.rivals[0].command(Job("wait.py", 1))[:3] == ["/old/python", "-m", "dlrover_run"]
+    here = [replace(rival, prefix=SPAWN.prefix) for rival in compared.rivals]
+    result = run_case(replace(compared, rivals=here), 3, Limits(), MACHINE)
+    assert [(one.title, one.comparison.ratio, one.lost) for one in against.differences(result)] == [
+        (SPAWN.name, 1.5, "0 and 0 of 3"),
+        (f"{SPAWN.name}, a part", 1.0, "0 and 0 of 3"),
+    ]
+    line = "| kill | dlrover-run spawn | 2.000 s | 3.000 s | 1.50 | 1.50 to 1.50 | 1.50 to 1.50 | 0 and 0 of 3 |"
+    assert line in against.markdown("x", OLD, [result])
+
+
+def test_the_nodes_of_a_rendezvous_are_compared_with_those_of_another_checkout() -> None:
+    rivals, pairs = against.with_twins([rendezvous.OURS, rendezvous.C10D], OLD)
+    assert [rival.name for rival in rivals] == ["dlrover-run, old", "dlrover-run"]
+    trials = [trial(rival, 2, 1, time) for rival, time in (("dlrover-run", 1.5), ("dlrover-run, old", 1.0))]
+    result = rendezvous.tables(trials, (2,), {}, replace(EMPTY, pairs=pairs))[0]
+    assert all(row.target is None for row in result.rows)
+    assert [one.comparison.ratio for one in against.differences(result)] == [1.5]
+
+
+def other_checkout(folder: Path) -> Path:
+    """A copy of the product, and an interpreter that imports it."""
+    for name in ("dlrover_run", "tf_ps_runner"):
+        shutil.copytree(ROOT / name, folder / name)
+    python = folder / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={folder} exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    return folder
+
+
+def test_a_launch_is_measured_beside_that_of_another_checkout(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = other_checkout(tmp_path / "other")
+    options = [f"--against={other}", "--only=help", "--repetitions=1"]
+    assert launch.BENCHMARK.main([*options, f"--output={tmp_path}"]) == 0
+    text = capsys.readouterr().out
+    assert re.search(
+        r"^\| help \| dlrover-run spawn \| \d+\.\d+ s \| \d+\.\d+ s \| .* \| 0 and 0 of 1 \|$", text, re.MULTILINE
+    )
+    assert (tmp_path / "launch.md").read_text() == text.removesuffix("\n")
+    assert [row.title for row in report.read(tmp_path / "launch.json")[0].rows] == [
+        "dlrover-run spawn, other",
+        SPAWN.name,
+    ]
+
+
+def test_an_environment_that_imports_another_checkout_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="is no interpreter"):
+        open_tree(str(tmp_path))
+    with pytest.raises(ValueError, match="which is this checkout"):
+        open_tree(sys.executable)
+    python = other_checkout(tmp_path / "other") / ".venv" / "bin" / "python"
+    copied = tmp_path / "copied" / ".venv" / "bin"
+    copied.mkdir(parents=True)
+    (copied / "python").symlink_to(python)
+    with pytest.raises(ValueError, match=r"from .*/other, not from .*/copied"):
+        open_tree(str(tmp_path / "copied"))
+    assert open_tree(str(python)).root == tmp_path / "other"
+    own = tmp_path / "other" / "benchmarks" / "workers"
+    own.mkdir(parents=True)
+    (own / "crowd.py").write_text("from dlrover_run import x")
+    (own / "wait.py").write_text("import time")
+    tree, here = Tree("other", tmp_path / "other", str(python)), ROOT / "benchmarks" / "workers"
+    assert (tree.script(here / "crowd.py"), tree.script(here / "wait.py")) == (own / "crowd.py", here / "wait.py")
 
 
 CASES = (*launch.CASES, *recovery.cases(), *tf_recovery.cases("python"), *check_cost.CASES)
