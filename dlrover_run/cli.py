@@ -89,7 +89,7 @@ def _job(
 
         here = context or cluster.context_of(line, DLROVER_RUN)
         wanted = cluster.wanted_of(flags, environ, local=nodes_here)
-        found = cluster.find(flags, environ, wanted, here, inform)
+        found = cluster.detect_job(flags, environ, wanted, here, inform)
         if found:
             flags = flags.with_cluster(cluster.values_of(found))
     nodes, hosted = find_size(flags, environ, nodes_here, warnings.append)

@@ -95,7 +95,7 @@ def _job(
         wanted = in_cluster.Wanted(
             place=in_cluster.place_of(flags, environ, "rdzv_endpoint"), any_size=True, workers=False
         )
-        found = in_cluster.find(flags, environ, wanted, here, inform)
+        found = in_cluster.detect_job(flags, environ, wanted, here, inform)
         if found:
             flags = flags.with_cluster(in_cluster.values_of(found))
     args = _rendezvous_args(flags, environ, in_cluster=found is not None)

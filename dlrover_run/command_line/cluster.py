@@ -101,7 +101,7 @@ def _is_own_address(host: str) -> bool:
     return is_local_address(Address(socket.AF_INET6 if ip.version == 6 else socket.AF_INET, host, 0))
 
 
-def find(
+def detect_job(
     flags: FlagValues,
     environ: Mapping[str, str],
     wanted: Wanted,

@@ -12,7 +12,7 @@ from dlrover_run.environment.records import (
     Context,
     Contradiction,
     Detected,
-    Finding,
+    Detection,
     Unstarted,
     is_count,
     port_of,
@@ -22,7 +22,7 @@ from dlrover_run.spec import FlagValue
 _GIVE_ALL = f"give --hostfile, or {BY_FLAGS}"
 
 
-def find_lsf(context: Context) -> Finding:
+def detect_lsf(context: Context) -> Detection:
     """What LSF's variables say. Raises Contradiction."""
     job = context.given("LSB_JOBID") or FlagValue("LSB_MCPU_HOSTS", "none")
     source, hosts = lsf_hosts(context)
@@ -59,7 +59,7 @@ def lsf_hosts(context: Context) -> tuple[str, list[str]]:
     return source, list(dict.fromkeys(host.name for host in hosts))
 
 
-def find_pbs(context: Context) -> Finding:
+def detect_pbs(context: Context) -> Detection:
     """What the variables of PBS or Torque say. Raises Contradiction."""
     path, number_of_node = context.given("PBS_NODEFILE"), context.number("PBS_NODENUM")
     if path is None:

@@ -1,4 +1,4 @@
-"""Finds the cluster that started a launcher, from the variables of its environment."""
+"""Detects the cluster that started a launcher, from the variables of its environment."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from importlib import import_module
 
 from dlrover_run.environment import MARKERS, batch, host_list, is_marked
 from dlrover_run.environment.host_list import Host
-from dlrover_run.environment.records import BY_FLAGS, Context, Contradiction, Detected, Finding, port_of
+from dlrover_run.environment.records import BY_FLAGS, Context, Contradiction, Detected, Detection, port_of
 from dlrover_run.spec import FlagValue
 from dlrover_run.words.text import join_words
 
-_FINDERS = {
-    "mpi": "mpi:find",
-    "slurm": "slurm:find",
-    "lsf": "batch:find_lsf",
-    "pbs": "batch:find_pbs",
-    "kubernetes": "kubernetes:find",
-    "sagemaker": "managed:find_sagemaker",
-    "vertex": "managed:find_vertex",
+_DETECTORS = {
+    "mpi": "mpi:detect",
+    "slurm": "slurm:detect",
+    "lsf": "batch:detect_lsf",
+    "pbs": "batch:detect_pbs",
+    "kubernetes": "kubernetes:detect",
+    "sagemaker": "managed:detect_sagemaker",
+    "vertex": "managed:detect_vertex",
 }
 
 
 def detect(
     environ: Mapping[str, str], context: Context, cluster: str = "auto", hostfile: FlagValue | None = None
-) -> Finding:
+) -> Detection:
     """The launcher's place in a job of its cluster; None if no cluster started it.
 
     `cluster` is `auto` or the name of one. `hostfile` is the path of a file with the hosts of the job, and its source.
@@ -46,7 +46,7 @@ def detect(
     return _with_hosts(_detect(context, cluster), hostfile, listed, context)
 
 
-def _detect(context: Context, cluster: str) -> Finding:
+def _detect(context: Context, cluster: str) -> Detection:
     names = [name for name in MARKERS if cluster in ("auto", name) and is_marked(context.environ, name)]
     if cluster not in ("auto", "none", *names):
         raise Contradiction(
@@ -54,9 +54,9 @@ def _detect(context: Context, cluster: str) -> Finding:
             f"({join_words(MARKERS[cluster], 'or')})",
             "leave it out, or have the cluster start the launcher",
         )
-    found: dict[str, Finding] = {}
+    found: dict[str, Detection] = {}
     for name in names:
-        result = _look_at(name, context)
+        result = _detect_in(name, context)
         # mpirun runs inside the jobs of the other clusters, and there it decides where launchers run. The variables of
         # the scheduler are then those of mpirun's own processes, and need not fit this node.
         if name == "mpi" and result is not None:
@@ -73,18 +73,18 @@ def _detect(context: Context, cluster: str) -> Finding:
     return next(iter(found.values()), None)
 
 
-def _is_single(found: Finding) -> bool:
+def _is_single(found: Detection) -> bool:
     return isinstance(found, Detected) and found.size == 1
 
 
-def _look_at(name: str, context: Context) -> Finding:
+def _detect_in(name: str, context: Context) -> Detection:
     """What one cluster's variables say. Only its own module is imported."""
-    module, _, function = _FINDERS[name].partition(":")
-    find: Callable[[Context], Finding] = getattr(import_module(f"dlrover_run.environment.{module}"), function)
-    return find(context)
+    module, _, function = _DETECTORS[name].partition(":")
+    detector: Callable[[Context], Detection] = getattr(import_module(f"dlrover_run.environment.{module}"), function)
+    return detector(context)
 
 
-def _with_hosts(found: Finding, path: FlagValue, listed: list[Host], context: Context) -> Detected:
+def _with_hosts(found: Detection, path: FlagValue, listed: list[Host], context: Context) -> Detected:
     """The job on the hosts of a file. What started the launcher completes it, and must not contradict it."""
     names = [host.name for host in listed]
     file = context.hosts[0].source

@@ -14,7 +14,7 @@ from dlrover_run.environment.records import (
     Context,
     Contradiction,
     Detected,
-    Finding,
+    Detection,
     Unstarted,
     is_count,
     read_number,
@@ -35,7 +35,7 @@ _SERVICE_REMEDY = (
 _VOLCANO_LIST = re.compile(r"VC_(.+)_HOSTS", re.ASCII)
 
 
-def find(context: Context) -> Finding:
+def detect(context: Context) -> Detection:
     """What the variables of a pod say. Raises Contradiction."""
     found = _volcano(context) or _ranked(context) or _indexed(context)
     if isinstance(found, Detected) and context.interactive and found.size != 1:
@@ -48,7 +48,7 @@ def find(context: Context) -> Finding:
     return found
 
 
-def _indexed(context: Context) -> Finding:
+def _indexed(context: Context) -> Detection:
     """An indexed Job, or one Job of a JobSet."""
     index = context.number(INDEX)
     if index is None:
@@ -87,7 +87,7 @@ def _first_pod(context: Context, stem: str, index: FlagValue, job_index: FlagVal
     return None
 
 
-def _volcano(context: Context) -> Finding:
+def _volcano(context: Context) -> Detection:
     index = context.number("VC_TASK_INDEX", "VK_TASK_INDEX")
     if index is None:
         return None
@@ -128,7 +128,7 @@ def _volcano(context: Context) -> Finding:
     )
 
 
-def _ranked(context: Context) -> Finding:
+def _ranked(context: Context) -> Detection:
     """`RANK` and `WORLD_SIZE` as an operator sets them for one launcher in each pod: they count nodes."""
     if not context.given("KUBERNETES_SERVICE_HOST", "VC_TASK_INDEX", "VK_TASK_INDEX"):
         return None

@@ -12,14 +12,14 @@ from dlrover_run.environment.records import (
     Context,
     Contradiction,
     Detected,
-    Finding,
+    Detection,
     is_count,
     port_of,
 )
 from dlrover_run.spec import FlagValue
 
 
-def find_sagemaker(context: Context) -> Finding:
+def detect_sagemaker(context: Context) -> Detection:
     """What SageMaker's training toolkit says. Raises Contradiction."""
     listed = context.given("SM_HOSTS")
     if listed is None:
@@ -51,7 +51,7 @@ def find_sagemaker(context: Context) -> Finding:
     )
 
 
-def find_vertex(context: Context) -> Finding:
+def detect_vertex(context: Context) -> Detection:
     """What Vertex AI says. Raises Contradiction."""
     text = context.given("CLUSTER_SPEC")
     if text is None:

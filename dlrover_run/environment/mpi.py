@@ -17,7 +17,7 @@ from dlrover_run.environment.records import (
     Context,
     Contradiction,
     Detected,
-    Finding,
+    Detection,
     is_count,
     port_of,
     several_launchers,
@@ -62,7 +62,7 @@ _CONTACTS = ("OMPI_MCA_orte_hnp_uri", "PRTE_MCA_prte_hnp_uri")
 _ADDRESS = re.compile(r"tcp(?:4|6)?://(?:\[([0-9A-Fa-f:.]+)\]|([0-9.]+))")
 
 
-def find(context: Context) -> Finding:
+def detect(context: Context) -> Detection:
     """What the variables of an MPI program say. Raises Contradiction."""
     starter = _starter(context)
     if starter is None:

@@ -111,7 +111,7 @@ class Unstarted:
     hint_only: bool = False
 
 
-Finding = Detected | Unstarted | None
+Detection = Detected | Unstarted | None
 
 
 class Contradiction(SpecError):

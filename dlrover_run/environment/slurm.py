@@ -16,7 +16,7 @@ from dlrover_run.environment.records import (
     Context,
     Contradiction,
     Detected,
-    Finding,
+    Detection,
     Unstarted,
     is_count,
     port_of,
@@ -39,7 +39,7 @@ _FIRST_SPECIAL_STEP = 0xFFFF_FFF0
 _TASKS = re.compile(r"(\d{1,9})(?:\(x(\d{1,9})\))?", re.ASCII)
 
 
-def find(context: Context) -> Finding:
+def detect(context: Context) -> Detection:
     """What Slurm's variables say. Raises Contradiction."""
     job, step = context.number(JOB, "SLURM_JOBID"), context.number(*_STEP)
     if step is None:
@@ -84,7 +84,7 @@ def _launch_components(context: Context, components: Iterable[int]) -> str:
     return f"srun {f' {context.command} : '.join(parts)}"
 
 
-def _outside_of_a_step(context: Context, job: FlagValue) -> Finding:
+def _outside_of_a_step(context: Context, job: FlagValue) -> Detection:
     nodes = context.number("SLURM_JOB_NUM_NODES", "SLURM_NNODES", lowest=1)
     if nodes is None:
         return None
@@ -110,7 +110,7 @@ def _outside_of_a_step(context: Context, job: FlagValue) -> Finding:
     )
 
 
-def _step(context: Context, job: FlagValue, step: FlagValue) -> Finding:
+def _step(context: Context, job: FlagValue, step: FlagValue) -> Detection:
     title = f"Slurm step {job.text}.{step.text}"
     nodes = context.number("SLURM_STEP_NUM_NODES", "SLURM_NNODES", "SLURM_JOB_NUM_NODES", lowest=1)
     hosts = _hosts(context, nodes)
