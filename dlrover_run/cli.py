@@ -24,7 +24,7 @@ from dlrover_run.command_line.flags import OF_FEATURES
 from dlrover_run.command_line.parse import CommandLine, parse_argv
 from dlrover_run.command_line.program import DLROVER_RUN
 from dlrover_run.command_line.rendezvous import RendezvousArgs, resolve, resolve_local
-from dlrover_run.command_line.rules import find_size, make_rules
+from dlrover_run.command_line.rules import make_rules, resolve_size
 from dlrover_run.command_line.script import check_script, check_standard_input, python_entrypoint, require_script
 from dlrover_run.command_line.sources import FlagValues
 from dlrover_run.coordination.records.rules import MAX_NODES
@@ -92,7 +92,7 @@ def _job(
         found = cluster.detect_job(flags, environ, wanted, here, inform)
         if found:
             flags = flags.with_cluster(cluster.values_of(found))
-    nodes, hosted = find_size(flags, environ, nodes_here, warnings.append)
+    nodes, hosted = resolve_size(flags, environ, nodes_here, warnings.append)
     args = _rendezvous_args(flags, nodes, environ)
     if found:
         args = cluster.complete(args, found, here)

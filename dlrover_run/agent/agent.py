@@ -116,7 +116,7 @@ class Agent:
         )
         self._adapter = make_adapter(self._services)
         self._client = open_client(self._wake.set, self._print_job_line)
-        self._client.stack_source = self._find_in_workers
+        self._client.stack_source = self._read_workers
         self._activity = ActivityReport(backends.of(job.rendezvous).refresh or REFRESH_INTERVAL)
 
     @property
@@ -205,10 +205,10 @@ class Agent:
         # The coordinator may be gone, and its plan has no ranks any more: a reader that follows gets the last lines.
         from dlrover_run.job_status.stacks import JobStacks
 
-        found = await self._find_in_workers(query.rank, query.logs)
+        found = await self._read_workers(query.rank, query.logs)
         return JobStacks(job=self._job.display_name, round=0, nodes=1, logs=found.logs)
 
-    async def _find_in_workers(self, rank: int | None, logs: LogRequest | None = None) -> NodeStacks:
+    async def _read_workers(self, rank: int | None, logs: LogRequest | None = None) -> NodeStacks:
         """The stacks of the workers here, or of that with the rank, or their output."""
         if logs is None:
             return await self._adapter.stacks(rank)

@@ -30,7 +30,7 @@ def with_credentials(
 def _at_master(
     place: kinds.Master, conf: RdzvConf, environ: Mapping[str, str], warn: Callable[[str], None]
 ) -> kinds.Master:
-    token = credentials.find_token(conf, environ)
+    token = credentials.read_token(conf, environ)
     tls = credentials.read_tls(conf, credentials.MASTER_TLS)
     if conf.auth == "required" and not (token or (tls and tls.ca and tls.cert)):
         raise SpecError(
@@ -60,7 +60,7 @@ def _in_store(
     if package is not None:
         checks.require_package(*package, f"--rdzv-backend={name}")
     tls = _store_tls(protocol, conf)
-    user, password = conf.user, credentials.find_password(conf, environ)
+    user, password = conf.user, credentials.read_password(conf, environ)
     set_password = f"set {credentials.PASSWORD_VARIABLE} or {credentials.PASSWORD_FILE_VARIABLE}"
     if user and not password:
         remedy = f"{set_password}, or give password_file=PATH"

@@ -67,14 +67,14 @@ def _overwrite(names: Sequence[bytes]) -> None:
             position += len(entry) + 1
 
 
-def find_token(conf: RdzvConf, environ: Mapping[str, str]) -> str:
+def read_token(conf: RdzvConf, environ: Mapping[str, str]) -> str:
     """The job's token, empty if none is given: from the file of `--rdzv-conf`, else from the variable, else from the
     file that a variable names."""
-    return _find_secret("token", conf.token_file, TOKEN_VARIABLE, TOKEN_FILE_VARIABLE, environ)
+    return _read_secret("token", conf.token_file, TOKEN_VARIABLE, TOKEN_FILE_VARIABLE, environ)
 
 
 def token_warnings(token: str, conf: RdzvConf, environ: Mapping[str, str]) -> list[str]:
-    """A warning if others could guess or read the token that `find_token` has found.
+    """A warning if others could guess or read the token that `read_token` returned.
 
     The file is not read again: it may be a pipe.
     """
@@ -93,12 +93,12 @@ def token_warnings(token: str, conf: RdzvConf, environ: Mapping[str, str]) -> li
     return [f"the token of {where} {' and '.join(found)}."] if found else []
 
 
-def find_password(conf: RdzvConf, environ: Mapping[str, str]) -> str:
+def read_password(conf: RdzvConf, environ: Mapping[str, str]) -> str:
     """The password for etcd, from the same three places as a token."""
-    return _find_secret("password", conf.password_file, PASSWORD_VARIABLE, PASSWORD_FILE_VARIABLE, environ)
+    return _read_secret("password", conf.password_file, PASSWORD_VARIABLE, PASSWORD_FILE_VARIABLE, environ)
 
 
-def _find_secret(
+def _read_secret(
     kind: str, setting: FlagValue | None, variable: str, file_variable: str, environ: Mapping[str, str]
 ) -> str:
     file = _secret_file(setting, variable, file_variable, environ)

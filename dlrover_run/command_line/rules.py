@@ -22,7 +22,7 @@ MAX_RESTARTS = 1_000_000
 _AUTO = "auto"
 
 
-def find_size(
+def resolve_size(
     flags: FlagValues, environ: Mapping[str, str], nodes_here: FlagValue | None, warn: Callable[[str], None]
 ) -> tuple[FlagValue, FlagValue]:
     """The texts of `--nnodes` and `--nproc-per-node`, with their sources.

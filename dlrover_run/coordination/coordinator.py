@@ -234,8 +234,8 @@ class Coordinator:
             self.assignment(key)
         self.status("", now)
 
-    def find_wait(self, now: float) -> None:
-        """Find out what the job waits for, and decide nothing: for a program that has only read the records."""
+    def compute_wait(self, now: float) -> None:
+        """Compute what the job waits for, and decide nothing: for a program that has only read the records."""
         decision = decide(self._resized_job(self.plan), self.plan, self._nodes.states, self._job_time(now))
         self._deadlines, self._wait = decision.deadlines, decision.wait
 

@@ -106,7 +106,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def find_ready_fd(args: Sequence[str]) -> int:
+def parse_ready_fd(args: Sequence[str]) -> int:
     """The descriptor of `--ready-fd`, -1 for none: it also gets the errors of the rest of the command line."""
     for flag, value in itertools.pairwise(args):
         if flag == "--ready-fd" and value.isascii() and value.isdigit():
@@ -135,7 +135,7 @@ def read_options(args: Sequence[str], environ: Mapping[str, str]) -> Options:
         tls_key=file("--tls-key"),
     )
     token_fd = descriptor("--token-fd")
-    token = credentials.find_token(conf, environ) if token_fd < 0 else _read_token(token_fd)
+    token = credentials.read_token(conf, environ) if token_fd < 0 else _read_token(token_fd)
     tls = credentials.read_tls(conf, credentials.MASTER_TLS)
     if tls is not None and tls.cert is None:
         raise SpecError("--tls-ca needs --tls-cert and --tls-key: without them nothing is encrypted.")
@@ -204,7 +204,7 @@ def main(args: Sequence[str]) -> int:
     tree.open_standard_streams()
     # A signal of a terminal (SIGHUP, SIGQUIT) ends a master that a user has started.
     signals.ignore({*SHUTDOWN_SIGNALS, signal.SIGHUP, signal.SIGQUIT})
-    ready_fd = find_ready_fd(args)
+    ready_fd = parse_ready_fd(args)
     try:
         options = read_options(args, os.environ)
         ready_fd = options.ready_fd

@@ -101,9 +101,9 @@ class LocalClient:
             raise AskFailed(str(failed)) from None
         request = StackRequest(0, nodes, [report.key])
         if request.waits_for:
-            from dlrover_run.rendezvous.find_stacks import find_stacks
+            from dlrover_run.rendezvous.answer_stacks import answer_stacks
 
-            if (found := await find_stacks(self.stack_source, query, self._log)) is not None:
+            if (found := await answer_stacks(self.stack_source, query, self._log)) is not None:
                 request.take(report.key, found)
         return request.result(self._name, coordinator.plan)
 

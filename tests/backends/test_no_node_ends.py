@@ -23,8 +23,8 @@ from dlrover_run.job_status.questions import StackQuery
 from dlrover_run.job_status.stacks import NodeStacks
 from dlrover_run.master import journal
 from dlrover_run.master.journal import Journal, JournalReplaced
+from dlrover_run.rendezvous.answer_stacks import answer_stacks
 from dlrover_run.rendezvous.client import AskFailed, AssignmentTracker
-from dlrover_run.rendezvous.find_stacks import find_stacks
 from dlrover_run.rendezvous.kv.election import Election
 from dlrover_run.rendezvous.kv.requests import REQUEST_LEASE, _read_answer
 from dlrover_run.store.operations import Change, LeaseExpired
@@ -50,7 +50,7 @@ def test_stacks_that_cannot_be_read_are_no_answer(error: Exception) -> None:
         raise error
 
     lines: list[str] = []
-    assert asyncio.run(find_stacks(source, StackQuery(), lines.append)) is None
+    assert asyncio.run(answer_stacks(source, StackQuery(), lines.append)) is None
     assert len(lines) == 1
     assert lines[0].startswith("warning: the stacks of the workers of this node cannot be sent: ")
 

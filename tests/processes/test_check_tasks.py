@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from harness import only_long
 
-from dlrover_run.features.node_check.check.accelerators import find_accelerator
+from dlrover_run.features.node_check.check.accelerators import select_accelerator
 from dlrover_run.features.node_check.node.check_workers import check_environments
 from dlrover_run.processes.ports import HeldPort
 from dlrover_run.spec import Entrypoint, JobSpec
@@ -214,15 +214,15 @@ def test_ranks_that_share_the_one_gpu_of_a_machine_link_through_its_memory(
     gpus: Gpus, present: int, workers: int, backend: str
 ) -> None:
     gpus(present)
-    found = find_accelerator(workers - 1, workers)
+    found = select_accelerator(workers - 1, workers)
     assert (found.device.index, found.backend) == ((workers - 1) % present, backend)
 
 
 def test_a_rank_without_a_gpu_of_several_is_reported(gpus: Gpus) -> None:
     gpus(7)
-    assert find_accelerator(6, 8).device.index == 6
+    assert select_accelerator(6, 8).device.index == 6
     with pytest.raises(RuntimeError, match="local rank 7 has no GPU: 7 are visible"):
-        find_accelerator(7, 8)
+        select_accelerator(7, 8)
 
 
 @pytest.mark.long

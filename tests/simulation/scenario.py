@@ -218,7 +218,7 @@ class MasterScenario(Scenario):
 def stand_ins(scenario_invariants: Callable[[], Invariants]) -> Iterator[None]:
     """Patches that replace sockets and disks, and check the invariants at every decision. What a coordinator decides in
     a trial of a stored plan (`Coordinator.rehearse`) is no decision: its nodes are made up, and nothing of it is kept;
-    neither is what an operator's program computes for a status (`Coordinator.find_wait`)."""
+    neither is what an operator's program computes for a status (`Coordinator.compute_wait`)."""
     from dlrover_run.agent import node_state
     from dlrover_run.coordination import coordinator
     from dlrover_run.coordination.rounds import round_engine
@@ -255,7 +255,7 @@ def stand_ins(scenario_invariants: Callable[[], Invariants]) -> Iterator[None]:
         watched: dict[tuple[Any, str], Callable[..., Any]] = {
             (coordinator, "decide"): lambda *given: scenario_invariants().deciding(*given, real=decide),
             (coordinator.Coordinator, "rehearse"): without_invariants(coordinator.Coordinator.rehearse),
-            (coordinator.Coordinator, "find_wait"): without_invariants(coordinator.Coordinator.find_wait),
+            (coordinator.Coordinator, "compute_wait"): without_invariants(coordinator.Coordinator.compute_wait),
             (round_engine, "recover_plan"): lambda *given: scenario_invariants().adopting(*given, real=adopt),
             (recovery, "recover_cluster"): lambda *given: scenario_invariants().adopting(*given, real=adopt_cluster),
         }

@@ -87,7 +87,7 @@ def keep_servers(seen: ClusterView, plan: Any, cluster: Cluster) -> Any:
     for one in view.tasks_of(cluster, Role.PS):
         if seen.loss_of(cluster, one) is not None:
             rest = view.without(cluster, one)
-            place = placement.find_node(seen, rest, Role.PS)
+            place = placement.choose_node(seen, rest, Role.PS)
             if place is not None:
                 rest, new = placement.new_task(seen, rest, Role.PS, one.rank, cluster.version, place)
                 return seen.update(plan, view.with_task(rest, new))

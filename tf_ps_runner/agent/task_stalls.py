@@ -199,7 +199,7 @@ def find_task_stall(
     `suspects` and `roles` are of all tasks of this node, `where` is where the main thread of `task` is. Without
     `is_learned` a finding needs no longer time, because the user has set the limit.
     """
-    found = _find(task, suspects, roles, where, others_progress)
+    found = _find_cause(task, suspects, roles, where, others_progress)
     if found is None:
         return None
     code, guilty = found
@@ -207,7 +207,7 @@ def find_task_stall(
     return Finding(code, guilty, suspects[task].user_line if guilty == (task,) else None, min_quiet=min_quiet)
 
 
-def _find(
+def _find_cause(
     task: int, suspects: Mapping[int, Suspect], roles: Mapping[int, Role], where: Where, others_progress: bool
 ) -> tuple[GuiltCode, tuple[int, ...]] | None:
     own = suspects[task]

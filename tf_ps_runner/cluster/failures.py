@@ -12,7 +12,7 @@ from dlrover_run.words.reasons import chain
 from tf_ps_runner.cluster import text
 from tf_ps_runner.cluster.budgets import consume_restarts
 from tf_ps_runner.cluster.model import Cluster, EndCause, PlannedTask, Role, Stage
-from tf_ps_runner.cluster.placement import desired_ranks, find_node, min_tasks, new_task
+from tf_ps_runner.cluster.placement import choose_node, desired_ranks, min_tasks, new_task
 from tf_ps_runner.cluster.reshape import LEAVING_STAGES
 from tf_ps_runner.cluster.rules import ROLES, Loss, Milestone
 from tf_ps_runner.cluster.text import ClusterCode, task_keys, task_name, task_names
@@ -55,7 +55,7 @@ def move_from_leaving(view: ClusterView, plan: Plan, cluster: Cluster) -> Plan |
         if ROLES[task.role].loss is Loss.RESTART_IN_PLACE and (node in with_servers or _is_bound(cluster, task.role)):
             # The next version moves it.
             continue
-        place = find_node(view, without(cluster, task), task.role)
+        place = choose_node(view, without(cluster, task), task.role)
         if place is not None:
             moved, successor = new_task(view, without(cluster, task), task.role, task.rank, cluster.version, place)
             moves = ClusterCode.MOVES(successor=task_name(successor), task=task.key)
@@ -95,7 +95,7 @@ def _replace(view: ClusterView, plan: Plan, cluster: Cluster, loss: LostTask) ->
         return fail(view, plan, charged, (*reasons, *problem), loss)
     if leaves or task.rank not in desired_ranks(view.limits, rest, task.role):
         return view.update(plan, rest, reasons)
-    place = find_node(view, rest, task.role, host_of(task))
+    place = choose_node(view, rest, task.role, host_of(task))
     if place is None:
         return view.update(plan, rest, (*reasons, ClusterCode.NO_SLOT()))
     if place != host_of(task) and _is_bound(cluster, task.role):
@@ -118,7 +118,7 @@ def fill(view: ClusterView, plan: Plan, cluster: Cluster) -> Plan | None:
             return dismissed
     added: list[PlannedTask] = []
     for role, rank in _missing(view, cluster):
-        place = find_node(view, cluster, role)
+        place = choose_node(view, cluster, role)
         if place is None:
             continue
         if _is_bound(cluster, role):

@@ -102,7 +102,7 @@ def server_places(view: ClusterView, cluster: Cluster) -> Places:
     return spread(desired_ranks(view.limits, cluster, Role.PS), slots(view, Role.PS), before)
 
 
-def find_node(view: ClusterView, cluster: Cluster, role: Role, before: NodeKey | None = None) -> NodeKey | None:
+def choose_node(view: ClusterView, cluster: Cluster, role: Role, before: NodeKey | None = None) -> NodeKey | None:
     """A node with a slot for one more task of that role: `before` if it has one, else the node that hosts the
     fewest."""
     free = slots(view, role)

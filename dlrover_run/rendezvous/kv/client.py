@@ -186,7 +186,7 @@ class StoreClient(RemoteClient):
 
     async def _join(self) -> TxnResult:
         """Put this node's report into etcd; read that, the leader and the assignment. Raises JoinRefused, JobGone."""
-        await self._find_own_address()
+        await self._resolve_own_address()
         if not self._lease or not await self._store.renew(self._lease):
             self._lease = 0
             self._lease = await self._store.grant(self._ttl)
@@ -218,8 +218,8 @@ class StoreClient(RemoteClient):
         join = (Put(own, encode_record(report), self._lease), self._election.candidacy(report.key, self._lease), *reads)
         return Txn((Absent(Range(own)), Absent(over)), join, (Get(over), Get(Range(self._keys.leader)), *reads))
 
-    async def _find_own_address(self) -> None:
-        """Find the address from which this node reaches etcd; not loopback if any member allows that. The name of a
+    async def _resolve_own_address(self) -> None:
+        """Resolve the address from which this node reaches etcd; not loopback if any member allows that. The name of a
         member on this machine may resolve to loopback here: Debian sets up a machine's own name like that."""
 
         async def first_address(host: str, port: int) -> list[Address]:

@@ -72,7 +72,7 @@ async def read_job(store: KeyValueStore, keys: Keys, name: str) -> Coordinator:
         raise AskFailed(f"a record of the job in {keys.store} is {error}") from None
     # An internal error is the leader's to report; the rest of the status is right without the wait.
     with contextlib.suppress(Exception):
-        coordinator.find_wait(now)
+        coordinator.compute_wait(now)
     return coordinator
 
 

@@ -24,8 +24,8 @@ from dlrover_run.job_status.stacks import (
     StackRequest,
     nodes_to_ask,
 )
+from dlrover_run.rendezvous.answer_stacks import answer_stacks
 from dlrover_run.rendezvous.client import AskFailed, StackSource
-from dlrover_run.rendezvous.find_stacks import find_stacks
 from dlrover_run.rendezvous.kv.records import Keys, decode_record, encode_record
 from dlrover_run.rendezvous.kv.requests import REQUEST_LEASE, read_job
 from dlrover_run.store.operations import (
@@ -132,7 +132,7 @@ async def _answer(
         # Without a lease the answer would stay.
         return
     number = asked.key.removeprefix(keys.stack_requests)
-    found = await find_stacks(source, wanted.query, log)
+    found = await answer_stacks(source, wanted.query, log)
     if found is None:
         return
     # The program that asked may be gone.

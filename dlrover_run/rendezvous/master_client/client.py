@@ -30,7 +30,7 @@ from dlrover_run.rendezvous.master_client.asking import (
     verified_as,
 )
 from dlrover_run.rendezvous.master_client.launcher import CannotLaunchMaster, MasterLauncher
-from dlrover_run.rendezvous.master_client.listed_hosts import find_listed
+from dlrover_run.rendezvous.master_client.listed_hosts import resolve_listed
 from dlrover_run.rendezvous.master_client.session import (
     HANDSHAKE_TIMEOUT,
     MasterNotAuthenticated,
@@ -118,7 +118,7 @@ class MasterClient(RemoteClient):
 
     async def _attempt(self) -> None:
         try:
-            await self._find()
+            await self._find_and_take_part()
         except ConnectionLost as ended:
             self._note_end(str(ended))
         except MasterNotAuthenticated:
@@ -141,16 +141,16 @@ class MasterClient(RemoteClient):
             self._recalling.cancel()
         await super().close()
 
-    async def _find(self) -> None:
+    async def _find_and_take_part(self) -> None:
         """Connect to the master, and stay connected until that ends: where it was, at the endpoint, or where another
         node has started the next one, if this node does not start it."""
         known = self._succession
         if self._master.is_host is False and self._master.hosts and not known.candidates:
-            known.learn_listed(await find_listed(self._master.hosts, self._spec.local_addr), len(self._master.hosts))
+            known.learn_listed(await resolve_listed(self._master.hosts, self._spec.local_addr), len(self._master.hosts))
         is_first_attempt = not known.is_searching
         known.note_lost(self._loop.time())
         if not known.candidates or self._is_leaving or (is_first_attempt and not self._ever_connected):
-            return await self._find_at_endpoint()
+            return await self._take_part_at_endpoint()
         ended = ConnectionLost("its machine does not answer")
         endpoint, port = self._master.host, self._master.port
         places = dict.fromkeys((known.place, endpoint, *known.others))
@@ -167,7 +167,7 @@ class MasterClient(RemoteClient):
         at_endpoint = reached[endpoint] in useful
         for place in (*first, *([""] if at_endpoint else []), *step.follow):
             try:
-                return await (self._take_part_in(place) if place else self._find_at_endpoint())
+                return await (self._take_part_in(place) if place else self._take_part_at_endpoint())
             except ConnectionLost as error:
                 if self._connected:
                     raise
@@ -239,7 +239,7 @@ class MasterClient(RemoteClient):
         await send_question(self._master, self._spec.run_id, Ask(moved=place), self._connect, own)
         return True
 
-    async def _find_at_endpoint(self) -> None:
+    async def _take_part_at_endpoint(self) -> None:
         """Connect to the master at the endpoint, which this node starts if it is the host, and stay connected until
         that ends."""
         self._trying = ""
@@ -284,7 +284,7 @@ class MasterClient(RemoteClient):
                 lambda: self._closing,
                 self._take,
                 lambda text: self._log_once(f"warning: {text}"),
-                self._find_stacks,
+                self._answer_stacks,
                 self._changed,
                 self._wait_for_change,
             )
@@ -307,14 +307,14 @@ class MasterClient(RemoteClient):
         if self._trying and place == self._successor_at:
             self._recalling = self._background.start(self._recall(place))
 
-    async def _find_stacks(self, wanted: StacksWanted) -> StacksFound | None:
+    async def _answer_stacks(self, wanted: StacksWanted) -> StacksFound | None:
         """The stacks of this node's workers; None if there are none that can be sent."""
         if self.stack_source is None:
             return None
         # Imported only here: a node that is not asked does not need it.
-        from dlrover_run.rendezvous.find_stacks import find_stacks
+        from dlrover_run.rendezvous.answer_stacks import answer_stacks
 
-        found = await find_stacks(self.stack_source, wanted, self._log_once)
+        found = await answer_stacks(self.stack_source, wanted, self._log_once)
         return None if found is None else StacksFound(wanted.number, msgspec.Raw(msgspec.json.encode(found)))
 
     def _apply_welcome(self, welcome: Welcome) -> None:

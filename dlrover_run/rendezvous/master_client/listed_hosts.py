@@ -19,7 +19,7 @@ class ListedHosts(NamedTuple):
     own: str | None
 
 
-async def find_listed(hosts: Sequence[str], local_addr: str | None) -> ListedHosts:
+async def resolve_listed(hosts: Sequence[str], local_addr: str | None) -> ListedHosts:
     """The addresses of the first nodes of a list, of which one is this node. A list names a host as the others find
     it; if its own name is a loopback address on this machine, it is the address from which it reaches the others."""
     first = hosts[:MAX_SUCCESSORS]

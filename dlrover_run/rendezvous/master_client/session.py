@@ -211,10 +211,10 @@ class Stay:
                 elif isinstance(message, Notice):
                     self._note(message.text)
                 elif isinstance(message, StacksWanted):
-                    tasks.create_task(self._find_stacks(message))
+                    tasks.create_task(self._answer_stacks(message))
 
-    async def _find_stacks(self, wanted: StacksWanted) -> None:
-        """Find the stacks of this node's workers; `_report` sends them."""
+    async def _answer_stacks(self, wanted: StacksWanted) -> None:
+        """Read the stacks of this node's workers; `_report` sends them."""
         found = await self._answer(wanted)
         if found is not None:
             self._found.append(found)

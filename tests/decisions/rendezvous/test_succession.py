@@ -11,7 +11,7 @@ from dlrover_run.coordination.coordinator import RETURN_GRACE, Coordinator
 from dlrover_run.coordination.records.plan import PlanPhase
 from dlrover_run.coordination.records.rules import JobRules
 from dlrover_run.coordination.rounds.quorum import LostMaster, needed_members
-from dlrover_run.rendezvous.master_client.listed_hosts import ListedHosts, find_listed
+from dlrover_run.rendezvous.master_client.listed_hosts import ListedHosts, resolve_listed
 from dlrover_run.rendezvous.master_client.succession import (
     CANDIDATE_DELAY,
     FIRST_DELAY,
@@ -107,9 +107,9 @@ def test_what_the_first_round_names_counts_instead_of_the_list() -> None:
 
 def test_the_addresses_of_a_list_are_those_by_which_other_nodes_find_them() -> None:
     hosts = ("192.0.2.1", "192.0.2.2", "no-such-host.invalid")
-    found = asyncio.run(find_listed(hosts, "192.0.2.2"))
+    found = asyncio.run(resolve_listed(hosts, "192.0.2.2"))
     assert found == ListedHosts(hosts, "192.0.2.2")
-    own = asyncio.run(find_listed(("192.0.2.1", "127.0.0.1"), "192.0.2.9"))
+    own = asyncio.run(resolve_listed(("192.0.2.1", "127.0.0.1"), "192.0.2.9"))
     assert own == ListedHosts(("192.0.2.1", "192.0.2.9"), "192.0.2.9"), "a loopback name is no address for the others"
 
 

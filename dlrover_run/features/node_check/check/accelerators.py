@@ -38,7 +38,7 @@ class Accelerator(NamedTuple):
     synchronize: Callable[[], None]
 
 
-def find_accelerator(local_rank: int, workers: int) -> Accelerator:
+def select_accelerator(local_rank: int, workers: int) -> Accelerator:
     """The device of one of `workers` local ranks that see the same devices; a rank that sees only a device of its own
     is 0 of 1. Raises what a driver raises, and RuntimeError if a plug-in fails, or if there are several GPUs and none
     for this rank."""

@@ -113,7 +113,7 @@ def measure_compute(accelerator: Accelerator, seconds: float, threads: int = 1) 
     Raises WrongResult, torch.OutOfMemoryError, or what the device's driver raises.
     """
     parallel = threads if accelerator.device.type in SIZES else 1
-    size, together = _find_size(accelerator, seconds, max(1.0, parallel / EASY_THREADS))
+    size, together = _calibrate_size(accelerator, seconds, max(1.0, parallel / EASY_THREADS))
     if parallel == 1:
         return _measure(accelerator, size, together, seconds)
     with ThreadPoolExecutor(parallel) as pool:
@@ -136,7 +136,7 @@ def _measure(accelerator: Accelerator, size: int, together: int, seconds: float)
     return operations / taken / 1e12
 
 
-def _find_size(accelerator: Accelerator, seconds: float, longer: float) -> tuple[int, int]:
+def _calibrate_size(accelerator: Accelerator, seconds: float, longer: float) -> tuple[int, int]:
     """The smallest size that takes long enough, found by doubling, and the number of products of one submission; the
     faster of two attempts counts."""
     kind = accelerator.device.type

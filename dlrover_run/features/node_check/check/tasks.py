@@ -7,7 +7,7 @@ import os
 
 import torch
 
-from .accelerators import Accelerator, find_accelerator
+from .accelerators import Accelerator, select_accelerator
 from .compute import WrongResult, measure_compute
 from .link import LinkProblem, Stores, measure_link
 from .protocol import Compute, Link, Replies, Request, failed, first_line
@@ -46,7 +46,7 @@ class Tasks:
             try:
                 alone = os.environ.get(OWN_DEVICE) == "1"
                 local_rank, workers = (0, 1) if alone else (os.environ["LOCAL_RANK"], os.environ["LOCAL_WORLD_SIZE"])
-                self._accelerator = find_accelerator(int(local_rank), int(workers))
+                self._accelerator = select_accelerator(int(local_rank), int(workers))
             except Exception as error:
                 self._replies.send(failed(request, f"no device could be used: {first_line(error)}"))
                 return

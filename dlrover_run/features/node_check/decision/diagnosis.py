@@ -122,7 +122,7 @@ class _Diagnoser:
         self.to_confirm |= {node: pairs for node in self.slow_linked if (pairs := self._slowness_unconfirmed(node))}
 
     def diagnosis(self) -> Diagnosis:
-        findings = tuple(self._find(node) for node in range(len(self.check.nodes)))
+        findings = tuple(self._diagnose_node(node) for node in range(len(self.check.nodes)))
         again = tuple(node for node in self._examined(self.evidence.tries) if self._computes_again(node))
         unsettled = () if self.check.during_training else self._examined(self.evidence.links)
         still_open = tuple(node for node in unsettled if self._is_open(node) and self._could_learn(node))
@@ -289,7 +289,7 @@ class _Diagnoser:
 
     # Reasons
 
-    def _find(self, node: int) -> NodeFinding:
+    def _diagnose_node(self, node: int) -> NodeFinding:
         evidence = self.evidence
         status, reason = self._status(node)
         return NodeFinding(

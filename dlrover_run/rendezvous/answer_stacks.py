@@ -12,7 +12,7 @@ from dlrover_run.rendezvous.client import StackSource, ask_source
 from dlrover_run.transport.messages import StacksWanted
 
 
-async def find_stacks(
+async def answer_stacks(
     source: StackSource, query: StackQuery | StacksWanted, log: Callable[[str], None]
 ) -> NodeStacks | None:
     """The stacks of this node's workers, or their output, as the receiver will accept them; None if there are none that
