@@ -12,14 +12,18 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from command_lines import LIMIT, run_python
 
 from dlrover_run.processes.process import ProcessSpec, spawn
 from dlrover_run.processes.tree import below
+from tf_ps_runner.agent.report import EventPrinter
+from tf_ps_runner.agent.supervisor import TaskSupervisor
 from tf_ps_runner.cluster import text as policy_text
 from tf_ps_runner.memory import enforcer, task_cgroup
+from tf_ps_runner.memory import watch as watch_module
 from tf_ps_runner.memory.enforcer import GroupCounters, MemoryEnforcer
 from tf_ps_runner.memory.task_cgroup import CgroupParent, TaskCgroup, find_cgroup_parent, remove_leftover_groups
 from tf_ps_runner.memory.watch import ProcessTreeWatch, usage_of
@@ -126,7 +130,7 @@ def start(task_limit: MemoryEnforcer, program: str) -> subprocess.Popen[bytes]:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )
-    task_limit.place(process.pid)
+    task_limit.place(process.pid, unexpected)
     return process
 
 
@@ -328,7 +332,7 @@ def test_shared_pages_count_once_if_the_sum_exceeds_the_limit() -> None:
 def test_a_closed_watch_polls_no_more() -> None:
     async def life() -> int | None:
         with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
-            watch = ProcessTreeWatch(process.pid, 1)
+            watch = ProcessTreeWatch(process.pid, 1, unexpected)
             watch.close()
             # Otherwise the event loop would run the first poll next.
             await asyncio.sleep(0)
@@ -338,6 +342,56 @@ def test_a_closed_watch_polls_no_more() -> None:
             return watch.exceeded_with
 
     assert asyncio.run(life()) is None
+
+
+def unexpected(error: Exception) -> None:
+    raise error
+
+
+def test_an_error_of_a_check_is_reported_once_and_the_limit_is_enforced_by_the_next_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    errors: list[Exception] = []
+    monkeypatch.setattr(watch_module, "CHECK_INTERVAL", 0.0)
+
+    def broken_at_first(pids: list[int], enough: float) -> int:
+        if len(calls) < 3:
+            calls.append(pids)
+            raise ZeroDivisionError("planted")
+        return usage_of(pids, enough)
+
+    calls: list[list[int]] = []
+    monkeypatch.setattr(watch_module, "usage_of", broken_at_first)
+
+    async def life() -> tuple[int | None, int]:
+        with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+            watch = ProcessTreeWatch(process.pid, 1, errors.append)
+            code = await asyncio.to_thread(process.wait, LIMIT)
+            return watch.exceeded_with, code
+
+    used, code = asyncio.run(life())
+    assert code == -signal.SIGKILL
+    assert used
+    assert [repr(error) for error in errors] == ["ZeroDivisionError('planted')"]
+
+
+def test_an_error_of_the_look_at_the_memory_of_a_task_ends_neither_the_node_nor_the_looks() -> None:
+    class Broken:
+        @property
+        def near_memory_limit(self) -> bool:
+            raise ZeroDivisionError("planted")
+
+    lines: list[str] = []
+    later: list[str] = []
+    task: Any = SimpleNamespace(over=False, start=SimpleNamespace(memory=Broken()))
+    task.later = lambda name, seconds, what: later.append(name)
+    tasks = object.__new__(TaskSupervisor)
+    tasks._events = EventPrinter(lines.append)
+    for _ in range(2):
+        tasks._check_memory(task)
+    assert later == ["memory", "memory"]
+    (line,) = lines
+    assert line.startswith("warning: the memory of a task cannot be read: internal error: ZeroDivisionError('planted')")
 
 
 def test_a_process_that_has_exited_uses_no_memory() -> None:

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -144,11 +144,9 @@ class Watcher:
 
     def __init__(self) -> None:
         self.states: list[ProbeState] = []
+        self.errors: list[Exception] = []
         self._more = asyncio.Event()
-        self.monitor = ServerMonitor(self._on_state, self._on_error)
-
-    def _on_error(self, error: Exception) -> None:
-        raise error
+        self.monitor = ServerMonitor(self._on_state, self.errors.append)
 
     def _on_state(self, server: TaskKey, state: ProbeState) -> None:
         assert server == SERVER
@@ -164,14 +162,15 @@ class Watcher:
 
 
 @contextlib.asynccontextmanager
-async def watching(port: int) -> AsyncIterator[Watcher]:
-    """Watches the server at a port."""
+async def watching(port: int, errors: Sequence[str] = ()) -> AsyncIterator[Watcher]:
+    """Watches the server at a port, with these internal errors."""
     watcher = Watcher()
     watcher.monitor.watch(SERVER, port)
     try:
         yield watcher
     finally:
         await watcher.monitor.close()
+    assert [repr(error) for error in watcher.errors] == list(errors)
 
 
 @pytest.mark.usefixtures("hurried")
@@ -183,6 +182,35 @@ async def test_a_server_that_is_stopped_or_exits_undetected_is_unresponsive(numb
         async with watching(port) as watcher:
             await watcher.until(ProbeState.READY)
             server.send_signal(number)
+            await watcher.until(ProbeState.READY, ProbeState.UNRESPONSIVE)
+
+
+@in_loop
+async def test_an_error_of_a_probe_is_reported_once_and_the_server_is_probed_again(
+    hurried: pytest.MonkeyPatch,
+) -> None:
+    """Also one of what is called with a state: no state is lost."""
+    ask, failures = ServerMonitor._ask, ["ask", "ask", "tell"]
+
+    async def broken(self: ServerMonitor, call: object) -> object:
+        if failures[:1] == ["ask"]:
+            raise ZeroDivisionError(failures.pop(0))
+        return await ask(self, call)
+
+    def on_state(self: Watcher, server: TaskKey, state: ProbeState) -> None:
+        if failures:
+            raise ZeroDivisionError(failures.pop(0))
+        told(self, server, state)
+
+    told = Watcher._on_state
+    hurried.setattr(ServerMonitor, "_ask", broken)
+    hurried.setattr(Watcher, "_on_state", on_state)
+    with pretended() as (server, port):
+        async with watching(port, ["ZeroDivisionError('ask')"]) as watcher:
+            await watcher.until(ProbeState.READY)
+            assert not failures
+            failures.append("tell")
+            server.kill()
             await watcher.until(ProbeState.READY, ProbeState.UNRESPONSIVE)
 
 

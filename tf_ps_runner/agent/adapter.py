@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -64,7 +65,8 @@ class TensorFlowAdapter(FrameworkAdapter[TaskKey]):
         self._channel = TaskChannel(lambda key, event: self._tasks.on_event(key, event), self._queues)
         self._tasks = TaskSupervisor(spec, services, self.starter, self._channel, self._events, self._fail)
         self._tasks.prestart()
-        self._pace = PaceReport(lambda: self._tasks.seen, services.wake, self._note_unread)
+        unread = partial(self._events.show_internal_error, "the steps and the load of this node's tasks cannot be read")
+        self._pace = PaceReport(lambda: self._tasks.seen, services.wake, unread)
         self._assignment = Assignment()
         self._waiting: Waiting | None = None
         self._error: Exception | None = None
@@ -167,12 +169,6 @@ class TensorFlowAdapter(FrameworkAdapter[TaskKey]):
     def _fail(self, error: Exception) -> None:
         self._error = self._error or error
         self._services.wake()
-
-    def _note_unread(self, error: Exception) -> None:
-        self._console.info(
-            f"warning: the steps and the load of this node's tasks cannot be read: internal error: {error!r}; please "
-            "report it; the launcher tries again"
-        )
 
     @property
     def _order(self) -> NodeOrder:

@@ -49,10 +49,10 @@ class ProbeState(enum.Enum):
 
 
 class LivenessProbe:
-    """The answers of one server."""
+    """The answers of one server. `reported` is the state that the owner of the monitor knows."""
 
     def __init__(self) -> None:
-        self.state = ProbeState.STARTING
+        self.state = self.reported = ProbeState.STARTING
         self._attempts = 0
         self._misses = 0
         self._listened = 0.0
@@ -104,14 +104,15 @@ _OPTIONS: grpc_setup.Options = [
 
 
 class ServerMonitor:
-    """Watches servers of this node. `on_state` is called when one is READY, and when one is UNRESPONSIVE, and `failed`
-    with an error of a probe itself.
+    """Watches servers of this node. `on_state` is called when one is READY, and when one is UNRESPONSIVE. An internal
+    error does not end the watch: `failed` is called with the first one of a server, and the server is probed again.
 
     To be used in the thread of a running loop. The first `watch` loads gRPC, which takes a moment.
     """
 
     def __init__(self, on_state: Callable[[TaskKey, ProbeState], None], failed: Callable[[Exception], None]) -> None:
         self._on_state = on_state
+        self._failed = failed
         self._grpc: Any = None
         self._background = Background(failed)
         self._watches: dict[TaskKey, asyncio.Task[None]] = {}
@@ -129,7 +130,7 @@ class ServerMonitor:
         if self._beating is None:
             self._pauses = PauseDetector(time.monotonic())
             self._beat()
-        self._watches[server] = self._background.start(self._watch(server, port))
+        self._watches[server] = self._background.start(self._keep_watching(server, port))
 
     def forget(self, server: TaskKey) -> None:
         """Stop probing it; does nothing for a server that is not watched."""
@@ -153,9 +154,19 @@ class ServerMonitor:
     def _note_stall(self) -> None:
         self._late += self._pauses.paused_for(time.monotonic())
 
-    async def _watch(self, server: TaskKey, port: int) -> None:
-        liveness = LivenessProbe()
-        while not await _listens(LOOPBACK, port):
+    async def _keep_watching(self, server: TaskKey, port: int) -> None:
+        liveness, has_failed = LivenessProbe(), False
+        while True:
+            try:
+                return await self._watch(server, port, liveness)
+            except Exception as error:
+                if not has_failed:
+                    self._failed(error)
+                has_failed = True
+            await asyncio.sleep(PROBE_INTERVAL)
+
+    async def _watch(self, server: TaskKey, port: int, liveness: LivenessProbe) -> None:
+        while liveness.state is ProbeState.STARTING and not await _listens(LOOPBACK, port):
             liveness.record_failure()
             await asyncio.sleep(liveness.pause(0.0))
         # gRPC's threads begin here, and no signal may go to one of them.
@@ -163,8 +174,8 @@ class ServerMonitor:
             channel = self._grpc.aio.insecure_channel(f"ipv4:{LOOPBACK}:{port}", options=_OPTIONS)
         try:
             call = channel.unary_unary(METHOD)
-            while liveness.state is not ProbeState.UNRESPONSIVE:
-                before, begun, late = liveness.state, time.monotonic(), self._late
+            while liveness.reported is not ProbeState.UNRESPONSIVE:
+                begun, late = time.monotonic(), self._late
                 error = await self._ask(call)
                 self._note_stall()
                 took = time.monotonic() - begun
@@ -174,8 +185,9 @@ class ServerMonitor:
                     liveness.record_timeout(took, self._late - late)
                 else:
                     liveness.record_failure()
-                if liveness.state is not before:
+                if liveness.state is not liveness.reported:
                     self._on_state(server, liveness.state)
+                    liveness.reported = liveness.state
                 await asyncio.sleep(liveness.pause(took))
         finally:
             await channel.close()

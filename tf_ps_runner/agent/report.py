@@ -68,7 +68,14 @@ class EventPrinter:
         self._log = log
         self._reasons: Reasons = ()
         self._logged_watch = False
+        self._failed: set[str] = set()
         self._order: NodeOrder | None = None
+
+    def show_internal_error(self, what: str, error: Exception) -> None:
+        """Print what fails beside the tasks, once; it is tried again."""
+        if what not in self._failed:
+            self._failed.add(what)
+            self._log(f"warning: {what}: internal error: {error!r}; please report it; the launcher tries again")
 
     def follow(self, wanted: Assignment) -> None:
         order = NodeOrder.find(wanted.parts)

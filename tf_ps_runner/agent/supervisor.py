@@ -78,7 +78,7 @@ class TaskSupervisor:
 
             self._watch = TaskWatch(spec.job, services, self._task_events, self._kill_hung)
         self._ports: PortPool[tuple[Role, int]] = PortPool()
-        self._probe = ServerMonitor(self._on_probe_state, self._fail)
+        self._probe = ServerMonitor(self._on_probe_state, self._note_failed_probe)
         self._tasks: dict[TaskKey, TaskProcess] = {}
         self._exits = ExitClassifier(services.relay, events)
         self._reached = -1
@@ -300,7 +300,7 @@ class TaskSupervisor:
                         pid = await self._starter.start(start.spec)
                         self._task_events.started(task.assigned, pid)
                         task.run(pid, start.spec, self._on_exit, lambda process: self._fail(StuckProcess(process)))
-                        start.memory.place(pid)
+                        start.memory.place(pid, self._note_failed_memory)
                 finally:
                     start.spec.close_stdio()
         except asyncio.CancelledError:
@@ -337,10 +337,15 @@ class TaskSupervisor:
     def _check_memory(self, task: TaskProcess) -> None:
         if task.over or task.start is None:
             return
-        if task.start.memory.near_memory_limit and not task.near_memory_limit:
+        task.later("memory", MEMORY_CHECK_INTERVAL, lambda: self._check_memory(task))
+        try:
+            is_near = task.start.memory.near_memory_limit
+        except Exception as error:
+            self._note_failed_memory(error)
+            return
+        if is_near and not task.near_memory_limit:
             task.near_memory_limit = True
             self._wake()
-        task.later("memory", MEMORY_CHECK_INTERVAL, lambda: self._check_memory(task))
 
     def _on_probe_state(self, key: TaskKey, state: ProbeState) -> None:
         task = self._tasks.get(key)
@@ -351,6 +356,12 @@ class TaskSupervisor:
             self._task_events.works(task.assigned)
         elif state is ProbeState.UNRESPONSIVE:
             self._kill_hung(task, "lives, and does not answer any more")
+
+    def _note_failed_memory(self, error: Exception) -> None:
+        self._events.show_internal_error("the memory of a task cannot be read", error)
+
+    def _note_failed_probe(self, error: Exception) -> None:
+        self._events.show_internal_error("a parameter server cannot be probed", error)
 
     def _kill_hung(self, task: TaskProcess, why: str) -> None:
         if task.live and task.stopping is None:

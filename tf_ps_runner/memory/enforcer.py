@@ -12,6 +12,7 @@ import contextlib
 import math
 import os
 import signal
+from collections.abc import Callable
 from functools import cache
 from typing import Literal, NamedTuple
 
@@ -99,8 +100,9 @@ class MemoryEnforcer:
             with contextlib.suppress(OSError):
                 self._group.add(os.getpid())
 
-    def place(self, pid: int) -> None:
-        """Put a process that has just started, a child of this one, under the limit. Needs a running loop."""
+    def place(self, pid: int, failed: Callable[[Exception], None]) -> None:
+        """Put a process that has just started, a child of this one, under the limit. Needs a running loop. `failed` is
+        called with an internal error of a watch, which goes on."""
         self._pid = pid
         if self._group is not None:
             try:
@@ -112,7 +114,7 @@ class MemoryEnforcer:
                 self._group.close()
                 self._group = None
         if self._limit and self._group is None:
-            self._watch = ProcessTreeWatch(pid, self._limit)
+            self._watch = ProcessTreeWatch(pid, self._limit, failed)
 
     def usage(self) -> int:
         """MiB that the task and its descendants use now."""

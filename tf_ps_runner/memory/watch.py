@@ -7,12 +7,12 @@ check, which is made only if the quick one exceeds the limit.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
+from dlrover_run.background import Background, every
 from dlrover_run.processes import tree
 from tf_ps_runner.memory import MIB
 
@@ -24,28 +24,29 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 class ProcessTreeWatch:
-    """Watches one process and its descendants until `close`. Needs a running loop.
+    """Watches one process and its descendants until `close`. Needs a running loop. `failed` is called with an internal
+    error of a check, after which the next one follows.
 
     `exceeded_with` is what they used together, in MiB, when they were killed for it; None as long as they were not.
     """
 
-    def __init__(self, pid: int, limit: int) -> None:
+    def __init__(self, pid: int, limit: int, failed: Callable[[Exception], None]) -> None:
         self.exceeded_with: int | None = None
         self._pid = pid
         self._limit = limit
-        self._loop = asyncio.get_running_loop()
-        self._next = self._loop.call_soon(self._check)
+        self._background = Background(failed)
+        self._background.start(every(CHECK_INTERVAL, self._check, failed))
 
     def close(self) -> None:
-        self._next.cancel()
+        self._background.cancel()
 
     def _check(self) -> None:
         processes = tree.below(self._pid)
         usage = usage_of(processes, self._limit)
         if usage <= self._limit:
-            self._next = self._loop.call_later(CHECK_INTERVAL, self._check)
             return
         self.exceeded_with = usage
+        self.close()
         # The first is a child that was not reaped, or this watch would be closed; the others had no time to end and to
         # have their pids reused.
         for pid in processes:

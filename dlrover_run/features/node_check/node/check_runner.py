@@ -80,6 +80,9 @@ STORE_PORT = "DLROVER_RUN_CHECK_STORE_PORT"
 NO_TORCH = "torch cannot be imported: No module named 'torch'"
 """The answer to every request in an interpreter that has no torch."""
 
+ENDS_NODE = (SpecError, OSError, StuckProcess)
+"""What ends the node, as where workers start: this machine, or what the user has asked for, cannot do it."""
+
 PRELOAD = ("torch", "torch.distributed")
 """What a separate template of the check processes imports before it forks."""
 
@@ -128,6 +131,7 @@ class NodeCheckRunner:
         self._closing: asyncio.Future[None] | None = None
         self._closed = False
         self._error: Exception | None = None
+        self._has_failed = False
         self._background = Background(self._note_failure)
 
     @property
@@ -157,7 +161,8 @@ class NodeCheckRunner:
         With a result of this node and no task, the check processes end: the node may wait long for its ranks, and
         must hold no device meanwhile. A later task, as the partner of another node, starts new check processes.
 
-        Raises SpecError if the interpreter has no torch, and any other error that ended the work.
+        Raises SpecError if the interpreter has no torch, and OSError or StuckProcess if this machine cannot run the
+        check processes.
         """
         if self._error is not None:
             raise self._error
@@ -225,9 +230,20 @@ class NodeCheckRunner:
         self._on_news()
 
     def _note_failure(self, error: Exception) -> None:
-        """The next `update` raises it, which `on_news` brings about."""
-        self._error = error
-        self._on_news()
+        """The next `update` raises what ends the node, which `on_news` brings about."""
+        if isinstance(error, ENDS_NODE):
+            self._error = error
+            self._on_news()
+        else:
+            self._note_internal_error(error)
+
+    def _note_internal_error(self, error: Exception) -> str:
+        """A defect of ours ends no node: it is printed once. Returns a clause for a result, as the test has failed."""
+        clause = _clipped(f"internal error: {error!r}; please report it")
+        if not self._has_failed:
+            self._has_failed = True
+            self._print_warning(f"warning: the node check of this node has failed: {clause}")
+        return clause
 
     async def _compute_alone(self) -> None:
         self._computed = await self._compute(CheckKey(), self._after(self._rules.check_timeout))
@@ -261,6 +277,11 @@ class NodeCheckRunner:
                 self._warn(describe_slow(found, threshold))
         except CheckWorkersLost as lost:
             return ComputeResult(key, problem=_clipped(str(lost)))
+        except ENDS_NODE:
+            raise
+        except Exception as error:
+            # The coordinator has the test repeated.
+            return ComputeResult(key, problem=self._note_internal_error(error))
         slowest = sorted(found, key=lambda device: device.tflops)
         wrong = any(answer.wrong for answer in answers)
         return ComputeResult(key, tuple(slowest[:MAX_DEVICES]), _first_problem(answers), wrong)
@@ -288,6 +309,12 @@ class NodeCheckRunner:
                 tried.append(LinkResult(other, problem=gone))
                 # The links after this one were not tried and are not reported.
                 break
+            except ENDS_NODE:
+                raise
+            except Exception as error:
+                problem = self._note_internal_error(error)
+                tried.append(LinkResult(other, problem=problem))
+                break
             else:
                 trouble = _first_problem(answers)
                 speed = 0.0 if trouble else min(answer.gigabytes for answer in answers)
@@ -299,7 +326,7 @@ class NodeCheckRunner:
         workers = await self._workers_by(deadline)
         try:
             answers = await workers.run(requests, deadline - self._after(0.0))
-        except CheckWorkersLost:
+        except Exception:
             workers.kill()
             raise
         if any(answer.problem == NO_TORCH for answer in answers):
@@ -313,7 +340,8 @@ class NodeCheckRunner:
         looking = self._problems
         assert looking is not None, "it begins before any task"
         await asyncio.wait([looking], timeout=LOOK_TIMEOUT)
-        return looking.result() if looking.done() else ()
+        # An error of it was printed.
+        return looking.result() if looking.done() and looking.exception() is None else ()
 
     async def _workers_by(self, deadline: float) -> CheckWorkers:
         seconds = max(0.0, deadline - self._after(0.0))

@@ -397,9 +397,10 @@ class CheckRun:
         spec = JobSpec(entrypoint, "job", workers, rules, rendezvous=place, start_method="forkserver")
         self.workers = Workers(spec)
         self._news = asyncio.Event()
+        self.warnings: list[str] = []
         starter: Any = self.workers
         self.part = NodeCheckRunner(
-            spec, starter, nullcontext, self._news.set, healthy, print, str(WORKERS / "fake_check")
+            spec, starter, nullcontext, self._news.set, healthy, self.warnings.append, str(WORKERS / "fake_check")
         )
         self._word = Assignment()
         self._hung = os.open("hung", os.O_RDWR | os.O_NONBLOCK)
@@ -571,6 +572,46 @@ class TestReplacing:
             monkeypatch.setattr(check_runner, "CheckWorkers", fail)
             with pytest.raises(OSError, match="Too many open files"):
                 await check_run.until(has_computed())
+
+        run_check(act)
+
+    def test_an_internal_error_is_the_result_of_the_test_and_ends_no_node(
+        self, run_check: RunCheck, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The coordinator has the test repeated."""
+
+        def fail(*args: object) -> Any:
+            raise ZeroDivisionError("planted")
+
+        async def act(check_run: CheckRun) -> None:
+            with monkeypatch.context() as planted:
+                planted.setattr(check_runner, "device_speeds", fail)
+                computed = check_report(await check_run.until(has_computed())).compute_result
+                planted.setattr(check_runner, "link_requests", fail)
+                check_run.assign(task(1, (SELF, PEER)))
+                linked = check_report(await check_run.until(has_linked(1))).link_result
+            text = "internal error: ZeroDivisionError('planted'); please report it"
+            assert computed.problem == text
+            assert linked == LinkResults(key(1), (LinkResult(5, problem=text),), text)
+            assert check_run.warnings == [f"warning: the node check of this node has failed: {text}"]
+            check_run.assign(task(2, (SELF, PEER), compute=True))
+            again = check_report(await check_run.until(has_linked(2)))
+            assert again.link_result == LinkResults(key(2), (LinkResult(5, 8.0),))
+            assert not again.compute_result.problem
+
+        run_check(act)
+
+    def test_a_machine_that_cannot_be_inspected_is_tested(
+        self, run_check: RunCheck, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        async def fail() -> tuple[str, ...]:
+            raise ZeroDivisionError("planted")
+
+        async def act(check_run: CheckRun) -> None:
+            monkeypatch.setattr(check_run.part, "_find_problems", fail)
+            assert not check_report(await check_run.until(has_computed())).compute_result.problem
+            (line,) = check_run.warnings
+            assert "ZeroDivisionError" in line
 
         run_check(act)
 
