@@ -22,8 +22,8 @@ TF_215 := .venv-tf215
 TORCH_ENV := .venv-torch-$(TORCH)
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: demo demo-tf test test-quick test-long test-slurm test-ray test-other test-tensorflow test-torch test-wheel build check
-.PHONY: check-workflows benchmark benchmark-recovery benchmark-tf-recovery help
+.PHONY: demo demo-tf test test-quick test-long test-long-results test-slurm test-ray test-other test-tensorflow test-torch
+.PHONY: test-wheel build check check-workflows benchmark benchmark-recovery benchmark-tf-recovery help
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 22
@@ -46,8 +46,21 @@ test: ## check the code and run the tests
 test-quick: $(VENV)/.test tensorflow-newest tensorflow-2.15 ## run the tests of make test, without the code's checks
 	$(BIN)/python -m pytest -m "not long and not rival" $(PARALLEL)
 
-test-long: $(VENV)/.test tensorflow-newest tensorflow-2.15 slurm browser prometheus $(RAY)/.made ## a hundred kills and recoveries, Slurm, Ray, torchrun itself
-	$(BIN)/python -m pytest -s -m "long or rival"
+# One shard of the long tests takes at most 25 minutes on two cores. NIGHT (default: today) chooses the seeds of the
+# simulation, AGAIN=1 runs only what has not passed on this commit, RESULTS names the folder of the results.
+SHARD ?=
+AGAIN ?=
+RESULTS ?= test-results
+SHARDS := cd tests && $(abspath $(BIN))/python -m shards
+
+test-long: long-needs ## a hundred kills and recoveries, Slurm, Ray, torchrun itself, other seeds each night; SHARD=1/8: one of eight parts
+	$(SHARDS) run $(if $(SHARD),--shard=$(SHARD)) $(if $(AGAIN),--again) --results='$(abspath $(RESULTS))'
+
+test-long-results: $(VENV)/.test ## the results of all shards on this commit, in one table
+	@$(SHARDS) sum $(abspath $(RESULTS))
+
+.PHONY: long-needs
+long-needs: $(VENV)/.test tensorflow-newest tensorflow-2.15 slurm browser prometheus $(RAY)/.made
 
 # What the tests of clusters start; they configure and end all of it themselves.
 SLURM_PACKAGES := slurm-wlm slurmdbd munge mariadb-server-core mariadb-client-core openmpi-bin iproute2

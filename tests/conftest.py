@@ -23,6 +23,7 @@ from etcd_server import etcd, etcd_certificates, etcd_cluster  # noqa: F401
 from harness import OURS, TORCHRUN, Launcher, Mailbox
 from owned_directory import OwnedDirectory
 from rendezvous_backends import RendezvousBackend, place, shared_etcd, shared_etcd_cluster  # noqa: F401
+from shards import plugin as shards
 
 from dlrover_run.features.local_nodes.network import Network, why_not
 
@@ -55,7 +56,12 @@ def pytest_unconfigure() -> None:
         _STATE.close()
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    shards.add_options(parser)
+
+
 def pytest_configure(config: pytest.Config) -> None:
+    shards.configure(config)
     if not hasattr(config, "workerinput"):  # the process that prints the summary
         config.pluginmanager.register(SkipGuard())
 

@@ -89,6 +89,7 @@ def in_browser(test: Callable[[Bed, Browser], Awaitable[None]], directory: Path,
 
 
 @pytest.mark.long
+@pytest.mark.alone
 @pytest.mark.skipif(PROGRAM is None, reason="no Chromium here: make browser")
 class TestInABrowser:
     def test_a_job_is_shown_as_it_changes(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ from machines import Machines, machines
 
 from dlrover_run.features.local_nodes.network import why_not
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.alone]
 
 ROOT = Path(__file__).parents[2]
 RAY = ROOT / ".venv-ray" / "bin"

@@ -22,7 +22,7 @@ from slurm import CONTROLLER, Slurm, missing
 
 from dlrover_run.features.local_nodes.network import why_not
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.alone]
 
 NODES = ["n1", "n2", "n3", "n4"]
 

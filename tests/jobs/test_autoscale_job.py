@@ -74,6 +74,7 @@ def kill(launcher: int, victim: str) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.alone
 @pytest.mark.parametrize(
     ("throughput", "best", "victim"),
     [

@@ -105,6 +105,7 @@ def until(is_so: Callable[[], bool], what: str) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.alone
 @pytest.mark.skipif(PROGRAM is None, reason="no Prometheus here: make prometheus")
 def test_a_job_that_fails_is_seen_and_its_endpoint_and_port_are_free_for_the_next(tmp_path: Path) -> None:
     (tmp_path / "fails.py").write_text(FAILS)
@@ -138,6 +139,7 @@ def test_a_job_that_fails_is_seen_and_its_endpoint_and_port_are_free_for_the_nex
 
 
 @pytest.mark.long
+@pytest.mark.alone
 @pytest.mark.skipif(PROGRAM is None, reason="no Prometheus here: make prometheus")
 def test_the_alerts_and_the_labels_of_two_jobs(tmp_path: Path) -> None:
     ports = [quiet_port() for _ in range(5)]

@@ -12,7 +12,7 @@ from dlrover_run.events.reader import NoEventLog, merged, read_logs
 from dlrover_run.events.records import StragglerFound
 from dlrover_run.features.inspect.why import Question, explain
 
-pytestmark = [pytest.mark.torchrun, pytest.mark.long]
+pytestmark = [pytest.mark.torchrun, pytest.mark.long, pytest.mark.alone]
 
 FOUND = 480.0
 """Seconds until the straggler must have been found: three windows, and the start of torch on a busy machine."""

@@ -135,6 +135,7 @@ def limited_group() -> Iterator[Path]:
 
 
 @pytest.mark.long
+@pytest.mark.alone
 @pytest.mark.parametrize("case", ["child", "none"])
 def test_an_earlier_kill_for_memory_does_not_explain_a_kill_by_hand(
     mailbox: Mailbox, limited_group: Path, case: str

@@ -7,6 +7,7 @@ import sys
 import time
 from collections import Counter
 
+from simulation import stall_world, succession
 from simulation.etcd_scenario import EtcdScenario
 from simulation.parameter_servers.program import ServersProgram
 from simulation.parameter_servers.scaled import ScaledServersProgram
@@ -15,6 +16,7 @@ from simulation.scenario import MasterScenario, Scenario, simulate
 from simulation.survivors.program import PreparingSurvivorsProgram, SurvivorsProgram
 from simulation.timeline import Broken
 from simulation.torch.program import PreparingProgram, TorchProgram
+from simulation.torch.scaled import ScaledProgram
 
 
 def main() -> int:
@@ -23,6 +25,8 @@ def main() -> int:
     parser.add_argument("seed", type=int, help="the seed, or the first of several")
     parser.add_argument("--count", type=int, default=1, help="run that many seeds, without a trace")
     parser.add_argument("--etcd", action="store_true", help="let the records live in etcd, not in a master")
+    scaled = "run a job of torch that chooses its own number of nodes"
+    parser.add_argument("--scaled", action="store_true", help=scaled)
     servers = "run a job with parameter servers, not one of torch"
     parser.add_argument("--parameter-servers", action="store_true", help=servers)
     scaled = "run a job with parameter servers that chooses its own numbers"
@@ -30,8 +34,18 @@ def main() -> int:
     parser.add_argument("--survivors", action="store_true", help="run a job whose workers outlive their round")
     preparing = "let the nodes of a job of torch, or of one with --survivors, prepare before they take part"
     parser.add_argument("--preparing", action="store_true", help=preparing)
+    other = parser.add_mutually_exclusive_group()
+    other.add_argument("--succession", action="store_true", help="lose masters that nodes have started themselves")
+    early = "the same, before the first round"
+    other.add_argument("--early-succession", action="store_true", help=early)
+    stalls = "let one worker of a round hang or only seem to; without a trace"
+    other.add_argument("--stalls", action="store_true", help=stalls)
     arguments = parser.parse_args()
+    if arguments.succession or arguments.early_succession or arguments.stalls:
+        return run_others(arguments)
     program: type[Program] = ServersProgram if arguments.parameter_servers else TorchProgram
+    if arguments.scaled:
+        program = ScaledProgram
     if arguments.scaled_servers:
         program = ScaledServersProgram
     if arguments.survivors:
@@ -57,6 +71,25 @@ def main() -> int:
     took = time.monotonic() - began
     worth = f"{dict(phases)}, {rounds} rounds, {versions} versions, {restarts} restarts"
     print(f"{arguments.count} seeds in {took:.1f} s: {worth}, {failed} failed")
+    return min(failed, 100)
+
+
+def run_others(arguments: argparse.Namespace) -> int:
+    """Play seeds of what is no job of `simulate`; return the exit code."""
+    failed = 0
+    for seed in range(arguments.seed, arguments.seed + arguments.count):
+        lines: list[str] = []
+        try:
+            if arguments.stalls:
+                print(stall_world.play(seed))
+            else:
+                kinds = succession.EARLY_KINDS if arguments.early_succession else succession.KINDS
+                kind, masters = succession.play(seed, lines, kinds)
+                lines.append(f"seed {seed}: {kind}, {masters} masters")
+        except Broken as broken:
+            failed += 1
+            lines.append(str(broken))
+        print("\n".join(lines if arguments.count == 1 else lines[-1:]))
     return min(failed, 100)
 
 

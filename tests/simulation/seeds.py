@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 from unittest.mock import patch
 
 import pytest
@@ -20,9 +20,6 @@ from simulation.timeline import Broken
 PLACES: dict[str, type[Scenario]] = {"master": MasterScenario, "etcd": EtcdScenario}
 """The places of the records of a job."""
 
-LONG_CHUNK = 1000
-"""The number of seeds of one long test."""
-
 NEAR = 10
 """How many seeds are tried for a planted defect. After a change of the product, a seed may be another run."""
 
@@ -30,6 +27,8 @@ ENOUGH = 2000
 """How many seeds are searched for another one if those do not find the defect. That takes longer."""
 
 Simulate = Callable[[int], Outcome]
+
+R = TypeVar("R")
 
 Variant = Callable[[], AbstractContextManager[None]]
 """A variant of the product until the end of the context."""
@@ -45,7 +44,7 @@ class Defect:
     etcd: int | None = None
 
 
-def run_seeds(simulate: Simulate, first: int, count: int) -> list[Outcome]:
+def run_seeds(simulate: Callable[[int], R], first: int, count: int) -> list[R]:
     """Return the outcomes of seeds; every invariant must hold in each of them."""
     outcomes, broken = [], []
     for seed in range(first, first + count):

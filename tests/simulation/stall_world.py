@@ -209,12 +209,16 @@ PLAN = Plan(
 
 
 def play(seed: int) -> World:
-    """Play the world of a seed. Raises Broken if a worker is named that does not hang, or one that hangs is not."""
+    """Play the world of a seed. Raises Broken, with the command that repeats it, if a worker is named that does not
+    hang, or one that hangs is not."""
     world = World.drawn(seed)
-    run_virtually(_play(world))
-    late = [found for found in world.named if found[0] > world.hangs_at + SETTLED]
-    if world.hangs is not None and (not world.named or late):
-        raise Broken(f"rank {world.hangs} hangs from {world.hangs_at:.1f} s on, and is named: {world.named}")
+    try:
+        run_virtually(_play(world))
+        late = [found for found in world.named if found[0] > world.hangs_at + SETTLED]
+        if world.hangs is not None and (not world.named or late):
+            raise Broken(f"rank {world.hangs} hangs from {world.hangs_at:.1f} s on, and is named: {world.named}")
+    except Broken as broken:
+        raise Broken(f"seed {seed}: {broken}; see (cd tests && python -m simulation {seed} --stalls)") from None
     return world
 
 

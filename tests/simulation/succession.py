@@ -365,4 +365,6 @@ def play_world(world: World, seed: int) -> tuple[str, int]:
         try:
             return world.run()
         except Broken as broken:
-            raise Broken(f"seed {seed} at {world.timeline.now:.3f} s: {broken}") from None
+            flag = "--early-succession" if world.kind in EARLY_KINDS else "--succession"
+            command = f"python -m simulation {seed} {flag}"
+            raise Broken(f"seed {seed} at {world.timeline.now:.3f} s: {broken}; see (cd tests && {command})") from None

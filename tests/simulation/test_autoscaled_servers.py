@@ -7,11 +7,11 @@ from functools import partial
 from typing import Any
 
 import pytest
-from harness import only_long
 from msgspec.structs import replace
 
 from dlrover_run.features.autoscale.decide import decide
 from dlrover_run.features.autoscale.model import AutoscaleState, SizeView
+from simulation.nights import first_seed, night_parts
 from simulation.parameter_servers.scaled import ScaledServersProgram
 from simulation.program import Outcome
 from simulation.scenario import simulate
@@ -31,18 +31,22 @@ class NotedProgram(ScaledServersProgram):
         return super().outcome()
 
 
-@pytest.mark.parametrize("first", [0, *only_long(*range(8, 400, 8))])
 @pytest.mark.parametrize("place", PLACES)
-def test_every_invariant_holds_in_jobs_that_choose_their_numbers(place: str, first: int) -> None:
+def test_every_invariant_holds_in_jobs_that_choose_their_numbers(place: str) -> None:
     wanted.clear()
-    run_seeds(partial(simulate, kind=PLACES[place], program=NotedProgram), first, 8)
-    if first == 0:
-        # The invariants only show something for jobs that try numbers. Of other eight runs few may live long enough for
-        # that.
-        assert sum(bool(numbers) for numbers in wanted) >= 3
-        # Somewhere both the workers and the servers were chosen anew.
-        assert any(len({workers for workers, _ in numbers if workers}) > 1 for numbers in wanted)
-        assert any(len({servers for _, servers in numbers if servers}) > 1 for numbers in wanted)
+    run_seeds(partial(simulate, kind=PLACES[place], program=NotedProgram), 0, 8)
+    # The invariants only show something for jobs that try numbers. Of other eight runs few may live long enough for
+    # that.
+    assert sum(bool(numbers) for numbers in wanted) >= 3
+    # Somewhere both the workers and the servers were chosen anew.
+    assert any(len({workers for workers, _ in numbers if workers}) > 1 for numbers in wanted)
+    assert any(len({servers for _, servers in numbers if servers}) > 1 for numbers in wanted)
+
+
+@pytest.mark.parametrize("part", night_parts(500, 100))
+@pytest.mark.parametrize("place", PLACES)
+def test_every_invariant_holds_for_the_seeds_of_the_night(place: str, part: int) -> None:
+    run_seeds(partial(simulate, kind=PLACES[place], program=ScaledServersProgram), first_seed() + part, 100)
 
 
 def test_what_is_decided_in_a_trial_of_a_stored_plan_is_no_decision() -> None:

@@ -18,9 +18,10 @@ from dlrover_run.features.hangs.search.round_detectors import RoundDetectors
 from dlrover_run.features.hangs.stalls import observer
 from dlrover_run.features.hangs.stalls.rules import StallRules
 from dlrover_run.features.hangs.stragglers.rules import StragglerRules
+from simulation.nights import first_seed, night_parts
 from simulation.program import Outcome, Program
 from simulation.scenario import simulate
-from simulation.seeds import PLACES, patched
+from simulation.seeds import PLACES, patched, run_seeds
 from simulation.stall_world import World, play
 from simulation.timeline import Broken
 from simulation.torch.program import TorchProgram
@@ -77,9 +78,14 @@ def finds_only_rounds() -> AbstractContextManager[None]:
 DEFECTS = (answers_at_once, asks_no_node, names_in_collectives, finds_only_rounds)
 
 
-@pytest.mark.parametrize("seed", [*range(12), *only_long(*range(12, 300))])
+@pytest.mark.parametrize("seed", range(12))
 def test_only_a_worker_that_hangs_is_named_and_it_is_named(seed: int) -> None:
     play(seed)
+
+
+@pytest.mark.parametrize("part", night_parts(300, 50))
+def test_only_a_worker_that_hangs_is_named_for_the_seeds_of_the_night(part: int) -> None:
+    run_seeds(play, first_seed() + part, 50)
 
 
 def test_the_worlds_have_workers_that_hang_and_workers_that_look_for_a_file() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -19,6 +20,8 @@ from dlrover_run.rendezvous.master_client import succession
 from dlrover_run.rendezvous.master_client.client import MasterClient
 from dlrover_run.rendezvous.master_client.succession import Succession
 from dlrover_run.transport.messages import Answered
+from simulation.nights import first_seed, night_parts
+from simulation.seeds import run_seeds
 from simulation.succession import EARLY_KINDS, ENDPOINT, World, play, play_world
 from simulation.timeline import Broken
 
@@ -33,10 +36,9 @@ def test_one_world_goes_on_without_the_machine_of_the_master() -> None:
     assert sum(masters > 2 for _, masters in played) > SEEDS / 4
 
 
-@pytest.mark.long
-def test_one_world_goes_on_for_two_hundred_seeds() -> None:
-    for seed in range(SEEDS, 200):
-        play(seed)
+@pytest.mark.parametrize("part", night_parts(2000, 500))
+def test_one_world_goes_on_for_the_seeds_of_the_night(part: int) -> None:
+    run_seeds(play, first_seed() + part, 500)
 
 
 def play_early(first: int, count: int) -> list[World]:
@@ -54,9 +56,9 @@ def test_one_world_begins_without_the_first_machine() -> None:
     assert sum(len(world.all) > 1 for world in worlds) > EARLY_SEEDS / 2
 
 
-@pytest.mark.long
-def test_one_world_begins_for_two_hundred_seeds() -> None:
-    play_early(EARLY_SEEDS, 200 - EARLY_SEEDS)
+@pytest.mark.parametrize("part", night_parts(2000, 500))
+def test_one_world_begins_for_the_seeds_of_the_night(part: int) -> None:
+    run_seeds(partial(play, kinds=EARLY_KINDS), first_seed() + part, 500)
 
 
 real_step = Succession.step

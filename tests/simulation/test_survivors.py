@@ -13,6 +13,7 @@ from dlrover_run.coordination.records.round import RoundKey
 from dlrover_run.features.survivors import observer, worker_record
 from dlrover_run.features.survivors.model import SurvivorsReport
 from dlrover_run.features.survivors.worker_record import Due, Step, WorkerRecord
+from simulation.nights import first_seed, night_parts
 from simulation.program import Outcome
 from simulation.scenario import simulate
 from simulation.seeds import PLACES, Defect, cases, demand_found, patched, run_seeds
@@ -20,11 +21,7 @@ from simulation.survivors import nodes
 from simulation.survivors.program import SurvivorsProgram
 
 SEEDS = {"master": 30, "etcd": 8}
-"""The seeds of `make test`; `make test-long` runs 10,000 with a master and 2,000 with etcd."""
-
-LONG = {"master": 10_000, "etcd": 2_000}
-
-CHUNK = 1000
+"""The seeds of `make test`; `make test-long` runs 3,000 others of each place."""
 
 
 class CountingProgram(SurvivorsProgram):
@@ -62,13 +59,10 @@ def test_the_look_of_an_operator_is_no_decision_of_a_coordinator() -> None:
     run_seeds(partial(run, place="etcd"), 6013, 1)
 
 
-@pytest.mark.long
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize(
-    ("place", "first"), [(place, first) for place, most in LONG.items() for first in range(0, most, CHUNK)]
-)
-def test_every_invariant_holds_for_ten_thousand_seeds(place: str, first: int) -> None:
-    run_seeds(partial(run, place=place), first, CHUNK)
+@pytest.mark.parametrize("part", night_parts(3000, 500))
+@pytest.mark.parametrize("place", SEEDS)
+def test_every_invariant_holds_for_the_seeds_of_the_night(place: str, part: int) -> None:
+    run_seeds(partial(run, place=place), first_seed() + part, 500)
 
 
 def offers_of_some(plan: Any, nodes: Any) -> list[SurvivorsReport] | None:

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from harness import WAIT, environment
 
-pytestmark = [pytest.mark.long, pytest.mark.tensorflow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.long, pytest.mark.alone, pytest.mark.tensorflow, pytest.mark.timeout(1800)]
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "criteo_deeprec"
 SLOW = Path(__file__).parent / "scripts" / "slow_reader.py"

@@ -156,6 +156,8 @@ class ScaledNode(TorchNode):
 class ScaledProgram(TorchProgram):
     """The same jobs, which scale themselves in seconds."""
 
+    flag = " --scaled"
+
     def rules(self, random: Random) -> JobRules:
         rules = super().rules(random)
         drawn = Random(f"throughput {self._seed}")
