@@ -87,14 +87,16 @@ def test_two_nodes_name_the_worker_and_its_node(mailbox: Mailbox, guilty: int) -
 
 
 ALONE_SCRIPT = """
-import os, time
+import os, threading, time
 from dlrover_run import training
 
 rank, restart = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
 
 def hang():
-    while True:
-        time.sleep(1)
+    # Not a sleep: a worker that waits for a time is named after OUTSIDE_LIMIT only.
+    lock = threading.Lock()
+    lock.acquire()
+    lock.acquire()
 
 for step in range(400):
     if restart == 0 and step == 40 and rank == int(sys.argv[1]):
