@@ -98,7 +98,8 @@ class Template:
         self._control = control
         self._loop = asyncio.get_running_loop()
         self._turn = asyncio.Lock()
-        # The caller raises the error of an exchange; one that was cancelled has no use for it.
+        # The caller raises the error of an exchange. One of a caller that was cancelled needs no report: it is the
+        # answer to a question that has been dropped, and the next exchange has an answer of its own.
         self._background = Background(lambda error: None)
         self._answer: asyncio.Future[bytes] | None = None
         self.closed: asyncio.Future[None] = self._loop.create_future()

@@ -29,7 +29,7 @@ class NameServer:
     """
 
     def __init__(self) -> None:
-        self.answer: list[Address] | addresses.UnresolvedHost | None = None
+        self.answer: list[Address] | Exception | None = None
         self.asked = 0
         self._waiting: list[asyncio.Future[None]] = []
 
@@ -40,11 +40,18 @@ class NameServer:
             self._waiting.append(silence)
             await silence
         assert self.answer is not None
-        if isinstance(self.answer, addresses.UnresolvedHost):
+        if isinstance(self.answer, Exception):
             raise self.answer
         return [address._replace(port=port) for address in self.answer]
 
+    def fail(self, error: Exception) -> None:
+        """End what waits, and each later query, with this error."""
+        self._answer_all(error)
+
     def speak(self, answer: list[Address]) -> None:
+        self._answer_all(answer)
+
+    def _answer_all(self, answer: list[Address] | Exception) -> None:
         self.answer = answer
         for silence in self._waiting:
             silence.set_result(None)
@@ -101,6 +108,24 @@ def test_a_late_answer_serves_the_next_request(name_server: NameServer) -> None:
         name_server.speak([HERE])
         assert await names.find("etcd.test", 2379, 1) == [HERE]
         assert name_server.asked == 1
+
+    ask(question)
+
+
+def test_an_internal_error_while_no_request_waits_is_raised_by_the_next_one_that_meets_it(
+    name_server: NameServer,
+) -> None:
+    """The resolution goes on after a request has given it up, and nothing gets the error of that one."""
+
+    async def question(names: AddressCache) -> None:
+        with pytest.raises(EndpointFailed):
+            await names.find("etcd.test", 2379, 0.01)
+        name_server.fail(ZeroDivisionError("planted"))
+        await asyncio.sleep(0.01)
+        with pytest.raises(ZeroDivisionError):
+            await names.find("etcd.test", 2379, 1)
+        name_server.answer = [HERE]
+        assert await names.find("etcd.test", 2379, 1) == [HERE]
 
     ask(question)
 

@@ -44,7 +44,6 @@ from dlrover_run.store.operations import (
     ModRevisionIs,
     Put,
     Range,
-    StoreUnavailable,
     Txn,
     Watch,
 )
@@ -167,13 +166,14 @@ class StoreLeader:
                         async with beside(self._listen(watch, revision)) as watching:
                             watching.add_done_callback(lambda _: self._changed.set())
                             await self._decide(driver, watching)
-                    except StoreUnavailable:
-                        # The watch may end when the last plan has been stored already.
-                        if not self._done:
-                            raise
                     except (Compacted, StaleWriteApplied):
                         # Unread events were compacted, or an older write was applied.
                         continue
+                    except Exception:
+                        # The watch may fail, in any way, when the last plan has been stored already: `beside` raises
+                        # that after the last decision, and nothing is left to watch for.
+                        if not self._done:
+                            raise
         except NotElected:
             return
 

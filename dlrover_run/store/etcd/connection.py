@@ -103,7 +103,8 @@ class AddressCache:
     def __init__(self) -> None:
         self._known: dict[tuple[str, int], Sequence[Address]] = {}
         self._resolving: dict[tuple[str, int], asyncio.Task[_Resolved]] = {}
-        # `find` raises an unexpected error: this call, or the next one, which begins anew.
+        # `find` raises an unexpected error. One that no call waits for any more needs no report: the next call begins
+        # anew, and raises its own.
         self._background = Background(lambda error: None)
 
     async def find(self, host: str, port: int, timeout: float) -> Sequence[Address]:
