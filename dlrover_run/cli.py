@@ -88,8 +88,8 @@ def _job(
         from dlrover_run.command_line import cluster
 
         here = context or cluster.context_of(line, DLROVER_RUN)
-        wanted = cluster.wanted_of(flags, environ, local=nodes_here)
-        found = cluster.detect_job(flags, environ, wanted, here, inform)
+        requested = cluster.requested_size(flags, environ, local=nodes_here)
+        found = cluster.detect_job(flags, environ, requested, here, inform)
         if found:
             flags = flags.with_cluster(cluster.values_of(found))
     nodes, hosted = resolve_size(flags, environ, nodes_here, warnings.append)

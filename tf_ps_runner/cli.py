@@ -92,10 +92,10 @@ def _job(
         from tf_ps_runner.command_line.cluster import describe_tasks, tasks_of_node
 
         here = context or in_cluster.context_of(line, TF_PS_RUN)
-        wanted = in_cluster.Wanted(
+        requested = in_cluster.RequestedSize(
             place=in_cluster.place_of(flags, environ, "rdzv_endpoint"), any_size=True, workers=False
         )
-        found = in_cluster.detect_job(flags, environ, wanted, here, inform)
+        found = in_cluster.detect_job(flags, environ, requested, here, inform)
         if found:
             flags = flags.with_cluster(in_cluster.values_of(found))
     args = _rendezvous_args(flags, environ, in_cluster=found is not None)

@@ -165,7 +165,7 @@ class Agent:
             self._wake.clear()
             if self._client.assignment.drains:
                 self._shutdown.drain()
-            adapter, leaving = self._adapter, self._shutdown.wanted
+            adapter, leaving = self._adapter, self._shutdown.requested
             assignment, over = self._client.assignment, self._is_over
             self._assignment_events.follow(assignment)
             if not leaving:
@@ -328,7 +328,7 @@ class Agent:
 
     def _print_job_line(self, line: str) -> None:
         # A node that leaves, and is the only one, ends its job: no other node waits for the room that it leaves.
-        if not (self._shutdown.wanted and self._job.rendezvous.alone):
+        if not (self._shutdown.requested and self._job.rendezvous.alone):
             self._console.info(line)
 
     def _on_stop_signal(self, number: signal.Signals, for_tasks: signal.Signals, delivered_at: float | None) -> None:

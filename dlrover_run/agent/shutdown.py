@@ -142,7 +142,7 @@ class ShutdownRequest:
         """Whether an operator has asked this node to leave, and no signal."""
 
     @property
-    def wanted(self) -> bool:
+    def requested(self) -> bool:
         """Whether this node has to leave."""
         return self.signal is not None or self.orphaned
 
@@ -169,7 +169,7 @@ class ShutdownRequest:
         stopped because of that while its own node's signal is undecided would get the signal twice.
         """
         loop = asyncio.get_running_loop()
-        if self.wanted or (end := self._received.undecided_until(loop.time())) is None:
+        if self.requested or (end := self._received.undecided_until(loop.time())) is None:
             return
         self._decided.clear()
         with contextlib.suppress(TimeoutError):
@@ -179,7 +179,7 @@ class ShutdownRequest:
     def drain(self) -> None:
         """Leave because an operator asks for it: as on a notice of the scheduler, or else on SIGTERM. Only the first
         request to leave counts."""
-        if not self.wanted:
+        if not self.requested:
             self.drained = True
             notice = self._spec.preemption
             self._take(signal.SIGTERM if notice is None else notice.signal, None)

@@ -39,7 +39,7 @@ _MAX_COMMAND = 200
 _SEPARATE_JOBS = "--cluster=none for separate jobs"
 
 
-class Wanted(NamedTuple):
+class RequestedSize(NamedTuple):
     """What the flags and variables say about the size of a job, and about the place where its nodes meet.
 
     None means that they do not. `alone` is the flag that runs the job on this machine only. `any_size` means that the
@@ -104,7 +104,7 @@ def _is_own_address(host: str) -> bool:
 def detect_job(
     flags: FlagValues,
     environ: Mapping[str, str],
-    wanted: Wanted,
+    requested: RequestedSize,
     context: Context,
     inform: Callable[[str], None],
 ) -> Detected | None:
@@ -119,12 +119,12 @@ def detect_job(
         found = detect(environ, context, name, hostfile)
     except Contradiction as problem:
         # A command line that says everything needs no cluster. Each of several launchers on a node may be a node of it.
-        several = wanted.most > 1 or (wanted.any_size and not problem.launchers)
-        if _is_shared(wanted, context) and several and problem.launchers in (0, wanted.most):
+        several = requested.most > 1 or (requested.any_size and not problem.launchers)
+        if _is_shared(requested, context) and several and problem.launchers in (0, requested.most):
             return None
         raise
     if isinstance(found, Unstarted):
-        if wanted.nodes or wanted.alone or wanted.place:
+        if requested.nodes or requested.alone or requested.place:
             return None
         if not found.hint_only:
             raise SpecError(f"{found.problem}: {found.remedy}.")
@@ -132,54 +132,56 @@ def detect_job(
         return None
     if found is None:
         return None
-    if found.size != 1 and _is_several(found, wanted):
+    if found.size != 1 and _is_several(found, requested):
         return found
-    source = wanted.alone or wanted.nodes
-    return replace(found, nodes=found.nodes or (source and source._replace(text="1"))) if wanted.workers else None
+    source = requested.alone or requested.nodes
+    return replace(found, nodes=found.nodes or (source and source._replace(text="1"))) if requested.workers else None
 
 
-def _is_shared(wanted: Wanted, context: Context) -> bool:
+def _is_shared(requested: RequestedSize, context: Context) -> bool:
     """Whether a place is given that can be the same on each node, so that none of them is a job of its own."""
-    if wanted.place is None or wanted.alone or _is_loopback(wanted.place):
+    if requested.place is None or requested.alone or _is_loopback(requested.place):
         return False
-    own = short(values.endpoint(*wanted.place, 0)[0]) == short(context.hostname)
-    return not own or wanted.least > 1
+    own = short(values.endpoint(*requested.place, 0)[0]) == short(context.hostname)
+    return not own or requested.least > 1
 
 
-def _is_several(found: Detected, wanted: Wanted) -> bool:
+def _is_several(found: Detected, requested: RequestedSize) -> bool:
     """Whether the job has several nodes. Raises SpecError when the flags contradict the cluster."""
     size = found.size
     if size is None:
-        return _is_several_pods(found, wanted)
+        return _is_several_pods(found, requested)
     assert found.nodes is not None
     has = f"{found.title} has {size} nodes ({found.nodes.source})"
-    if wanted.alone:
+    if requested.alone:
         raise SpecError(
-            f"{wanted.alone.source} runs a job on this machine only, and {has}: leave it out, or give {_SEPARATE_JOBS}."
+            f"{requested.alone.source} runs a job on this machine only, and {has}: leave it out, "
+            f"or give {_SEPARATE_JOBS}."
         )
-    if wanted.nodes and wanted.most < size:
-        spares = f" or --spares={size - wanted.most + wanted.spares}" if wanted.most > 1 else ""
+    if requested.nodes and requested.most < size:
+        spares = f" or --spares={size - requested.most + requested.spares}" if requested.most > 1 else ""
         remedy = f"leave it out, or give --nnodes={size}{spares}, or {_SEPARATE_JOBS}"
-        raise SpecError(f"{wanted.nodes.source} is {wanted.nodes.text}, and {has}: {remedy}.")
-    if wanted.nodes and wanted.least > size and not wanted.place:
+        raise SpecError(f"{requested.nodes.source} is {requested.nodes.text}, and {has}: {remedy}.")
+    if requested.nodes and requested.least > size and not requested.place:
         raise SpecError(
-            f"{wanted.nodes.source} is {wanted.nodes.text}, and {has}: give --nnodes={size}, or request more nodes."
+            f"{requested.nodes.source} is {requested.nodes.text}, and {has}: give --nnodes={size}, "
+            "or request more nodes."
         )
     return True
 
 
-def _is_several_pods(found: Detected, wanted: Wanted) -> bool:
-    if wanted.any_size:
+def _is_several_pods(found: Detected, requested: RequestedSize) -> bool:
+    if requested.any_size:
         return True
     rank = found.node_rank
     index = f"{rank.source} is {rank.text}" if rank else f"{found.title} has several nodes"
-    if not wanted.nodes and not wanted.alone:
+    if not requested.nodes and not requested.alone:
         raise SpecError(
             f"{index}, and the cluster does not say how many nodes the job has: give --nnodes=N, the completions of "
             f"the Job, or {_SEPARATE_JOBS}."
         )
-    size = 1 if wanted.alone else wanted.most
-    source = wanted.alone or wanted.nodes
+    size = 1 if requested.alone else requested.most
+    source = requested.alone or requested.nodes
     if source and size < found.least:
         text = f" {source.text}" if source.text else ""
         raise SpecError(
@@ -293,13 +295,13 @@ def describe(
     return f"{found.title}: {', '.join(parts)}."
 
 
-def wanted_of(flags: FlagValues, environ: Mapping[str, str], *, local: FlagValue | None) -> Wanted:
+def requested_size(flags: FlagValues, environ: Mapping[str, str], *, local: FlagValue | None) -> RequestedSize:
     """What the flags of dlrover-run say about the size and the place of a job."""
     standalone = flags.explicit("standalone") if flags.is_on("standalone") else None
     place = place_of(flags, environ, "rdzv_endpoint", "master_addr")
     spares = flags.integer("spares", 0, MAX_NODES)
     # Local nodes share the accelerators of this machine.
-    return Wanted(flags.explicit("nnodes"), spares, standalone or local, place, workers=local is None)
+    return RequestedSize(flags.explicit("nnodes"), spares, standalone or local, place, workers=local is None)
 
 
 def place_of(flags: FlagValues, environ: Mapping[str, str], *names: str) -> FlagValue | None:

@@ -36,7 +36,7 @@ from dlrover_run.job_status.questions import StackQuery
 from dlrover_run.job_status.status import JobStatus
 from dlrover_run.master.journal import Journal, JournalReplaced
 from dlrover_run.rendezvous.failure_detector import FailureDetector
-from dlrover_run.transport.messages import Refused, StacksFound, StacksWanted, Welcome, encode_rules
+from dlrover_run.transport.messages import ReadStacks, Refused, StacksFound, Welcome, encode_rules
 from dlrover_run.words.log_level import is_debug
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class NodeConnection(Protocol):
     def send_assignment(self, assignment: Assignment) -> None:
         """Send an assignment; it replaces one that has not been sent yet."""
 
-    def want_stacks(self, wanted: StacksWanted) -> None:
+    def ask_for_stacks(self, message: ReadStacks) -> None:
         """Ask for the stacks of the node's workers."""
 
     def send_notice(self, text: str) -> None:
@@ -256,7 +256,7 @@ class JobHost:
         nodes = nodes_to_ask(self._coordinator.plan, self._coordinator.nodes, query)
         request = self._stack_requests.add(nodes, self._nodes.keys(), on_done)
         for key in request.waits_for:
-            self._nodes[key].connection.want_stacks(StacksWanted(request.number, query.rank, query.logs))
+            self._nodes[key].connection.ask_for_stacks(ReadStacks(request.number, query.rank, query.logs))
         if not request.waits_for:
             on_done()
         return request

@@ -26,10 +26,10 @@ from dlrover_run.transport.messages import (
     NodeMessage,
     Notice,
     Proof,
+    ReadStacks,
     Refused,
     Report,
     StacksFound,
-    StacksWanted,
     decode_from_node,
     encode,
 )
@@ -95,9 +95,9 @@ class NodeSession:
         self._assignment = assignment
         self._start_writing()
 
-    def want_stacks(self, wanted: StacksWanted) -> None:
+    def ask_for_stacks(self, message: ReadStacks) -> None:
         if not self._ending:
-            self._reply(wanted)
+            self._reply(message)
 
     def send_notice(self, text: str) -> None:
         if not self._ending:

@@ -9,11 +9,11 @@ import msgspec
 from dlrover_run.job_status.questions import StackQuery
 from dlrover_run.job_status.stacks import NodeStacks
 from dlrover_run.rendezvous.client import StackSource, ask_source
-from dlrover_run.transport.messages import StacksWanted
+from dlrover_run.transport.messages import ReadStacks
 
 
 async def answer_stacks(
-    source: StackSource, query: StackQuery | StacksWanted, log: Callable[[str], None]
+    source: StackSource, query: StackQuery | ReadStacks, log: Callable[[str], None]
 ) -> NodeStacks | None:
     """The stacks of this node's workers, or their output, as the receiver will accept them; None if there are none that
     can be sent: the node then counts as one without an answer.

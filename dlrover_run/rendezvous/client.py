@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from dlrover_run.job_status.questions import StackQuery
     from dlrover_run.job_status.stacks import JobStacks, NodeStacks
     from dlrover_run.job_status.status import JobStatus
-    from dlrover_run.transport.messages import StacksWanted
+    from dlrover_run.transport.messages import ReadStacks
 
 StackSource = Callable[..., Awaitable["NodeStacks"]]
 """Returns the stacks of the workers of this node, or of that with the rank, within the time that
 `job_status.stacks` gives a node; with a `LogRequest` as the second argument their output."""
 
 
-def ask_source(source: StackSource, query: StackQuery | StacksWanted) -> Awaitable[NodeStacks]:
+def ask_source(source: StackSource, query: StackQuery | ReadStacks) -> Awaitable[NodeStacks]:
     """What a node answers to a question. The client of a backend calls it for a query that has come from outside."""
     return source(query.rank) if query.logs is None else source(query.rank, query.logs)
 

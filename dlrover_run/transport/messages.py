@@ -8,7 +8,7 @@ is a line for the console of the node. `Refused` is the last message of the mast
 
 An operator's program, which is no node, proves the token in the same way and sends `Ask` in place of `Join`, as often
 as it likes. The master answers each with `Answered`. Only a request of an operator changes the plan. For the stacks of
-workers the master sends `StacksWanted` to the nodes and answers with what each `StacksFound` has.
+workers the master sends `ReadStacks` to the nodes and answers with what each `StacksFound` has.
 
 A node that is done sends a last `Report`, half-closes the connection and reads on until the master ends it. If it
 closed the connection instead, messages that the master has not read would be lost.
@@ -88,7 +88,7 @@ class Report(msgspec.Struct, frozen=True, tag="report", forbid_unknown_fields=Tr
 
 
 class StacksFound(msgspec.Struct, frozen=True, tag="stacks_found", forbid_unknown_fields=True):
-    """The answer to the `StacksWanted` of this number. `stacks` is a `NodeStacks` as JSON, whose class is imported only
+    """The answer to the `ReadStacks` of this number. `stacks` is a `NodeStacks` as JSON, whose class is imported only
     where it is needed."""
 
     number: Total
@@ -131,7 +131,7 @@ class Notice(msgspec.Struct, frozen=True, tag="notice", forbid_unknown_fields=Tr
     text: Sentence
 
 
-class StacksWanted(msgspec.Struct, frozen=True, tag="stacks_wanted", forbid_unknown_fields=True, omit_defaults=True):
+class ReadStacks(msgspec.Struct, frozen=True, tag="stacks_wanted", forbid_unknown_fields=True, omit_defaults=True):
     """The node is to send the stacks of its workers, or of that with this `rank`; with `logs` their output."""
 
     number: Total
@@ -160,7 +160,7 @@ class Refused(msgspec.Struct, frozen=True, tag="refused", forbid_unknown_fields=
 
 
 NodeMessage = Hello | Proof | Join | Report | StacksFound | Ask
-MasterMessage = Challenge | Proof | Welcome | Assigned | Notice | StacksWanted | Answered | Refused
+MasterMessage = Challenge | Proof | Welcome | Assigned | Notice | ReadStacks | Answered | Refused
 Message = TypeVar("Message")
 
 _encoder = msgspec.json.Encoder()

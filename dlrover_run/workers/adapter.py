@@ -79,7 +79,7 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
     def accept(self, assignment: Assignment, shutting_down: bool) -> None:
         self._assignment = assignment
         self._rounds.accept(assignment, shutting_down)
-        if not self._shutdown.wanted:
+        if not self._shutdown.requested:
             self._progress.update(assignment)
         if self._round is not None and self._round.key == assignment.key:
             self._round.checkpoints.follow(assignment.change)
@@ -195,7 +195,7 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
         if self._round is not None:
             await self._round.collect_exit_info(None)
             ends, returned = self._round.ends, self._round.results()
-            if self._spec.rendezvous.ranked and not self._shutdown.wanted:
+            if self._spec.rendezvous.ranked and not self._shutdown.requested:
                 await self._rounds.stores.end_static(self._round.ranks, succeeded)
             self._rounds.close_round()
         results = worker_results(assignment, self._node_state.ranks, ends, succeeded, returned)

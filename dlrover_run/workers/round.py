@@ -212,7 +212,7 @@ class WorkerRound:
         `--shutdown-timeout`, and `restarts` how many the job has used."""
         number, grace, delivered_at = shutdown.stop_with(timeout)
         failed = self.has_failed or restarts > self.ranks.restart_count
-        if failed and not shutdown.wanted and grace > LOST_PEER_GRACE and holders.is_present():
+        if failed and not shutdown.requested and grace > LOST_PEER_GRACE and holders.is_present():
             for worker in self.group.running:
                 if holders.holds_device(worker.pid):
                     worker.stop(number, LOST_PEER_GRACE, delivered_at)

@@ -65,7 +65,7 @@ class RoundStarter:
     def is_wanted(self, ranks: RankAssignment) -> bool:
         """Whether these are still this node's ranks after a wait."""
         services = self._services
-        return not (self._shutting_down or services.shutdown.wanted) and services.node_state.round == ranks.key
+        return not (self._shutting_down or services.shutdown.requested) and services.node_state.round == ranks.key
 
     async def restart(self, ranks: RankAssignment) -> None:
         """Start all workers of a round, once those of the last one have ended. Raises what ends the node."""

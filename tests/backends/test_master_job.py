@@ -29,10 +29,10 @@ from dlrover_run.master.job import JobHost, RequestRefused
 from dlrover_run.master.journal import Journal
 from dlrover_run.transport.messages import (
     Assigned,
+    ReadStacks,
     Refused,
     Report,
     StacksFound,
-    StacksWanted,
     decode_from_master,
     decode_from_node,
     encode,
@@ -46,12 +46,12 @@ class Line:
         self.assignments: list[Assignment] = []
         self.last_message: Refused | None = None
         self.notices: list[str] = []
-        self.wanted: list[StacksWanted] = []
+        self.wanted: list[ReadStacks] = []
 
     def send_assignment(self, wanted: Assignment) -> None:
         self.assignments.append(wanted)
 
-    def want_stacks(self, wanted: StacksWanted) -> None:
+    def ask_for_stacks(self, wanted: ReadStacks) -> None:
         self.wanted.append(wanted)
 
     def send_notice(self, text: str) -> None:

@@ -19,7 +19,7 @@ from test_master_web import TOKEN, ask, body, with_web
 
 from dlrover_run.coordination.records.activity import MemoryUse, NodeActivity, PhaseTimes
 from dlrover_run.coordination.records.rules import JobRules
-from dlrover_run.coordination.records.size_choice import MeasuredSize, SizeChoice, WantedServers
+from dlrover_run.coordination.records.size_choice import DesiredServers, MeasuredSize, SizeChoice
 from dlrover_run.events.timeline import TimePhase
 from dlrover_run.features.operate.web import server as web
 from dlrover_run.features.operate.web.server import PAGE, WebServer
@@ -55,7 +55,7 @@ def test_the_page_runs_its_own_script_and_loads_nothing_from_elsewhere() -> None
 
 def test_the_page_reads_fields_that_a_choice_of_the_size_has() -> None:
     page = PAGE.read_text()
-    for name, record in (("choice", SizeChoice), ("size", MeasuredSize), ("servers", WantedServers)):
+    for name, record in (("choice", SizeChoice), ("size", MeasuredSize), ("servers", DesiredServers)):
         used = set(re.findall(rf"\b{name}\.([a-z_]+)", page)) - {"length"}
         # What renders it for `status` has them too; a sentence needs no codes.
         assert used == set(record.__struct_fields__) - {"reasons"}

@@ -89,7 +89,7 @@ class Node:
         services: Any = SimpleNamespace(
             console=SimpleNamespace(info=self.lines.append),
             run_dir=SimpleNamespace(path=None, keep=False),
-            shutdown=SimpleNamespace(wanted=False),
+            shutdown=SimpleNamespace(requested=False),
             wake=lambda: None,
             events=self.kept,
             tick=Tick(dict, lambda name, error: None),

@@ -90,7 +90,7 @@ class TensorFlowAdapter(FrameworkAdapter[TaskKey]):
         if self._error is not None:
             raise self._error
         self._assignment = assignment
-        if not (self._shutdown.wanted and self._spec.job.rendezvous.alone):
+        if not (self._shutdown.requested and self._spec.job.rendezvous.alone):
             # If this is the only node, its shutdown ends the job, and no line about other nodes or restarts is true.
             self._show_waiting(assignment)
             self._events.follow(assignment)

@@ -45,16 +45,16 @@ def _own_root(ends: Sequence[tuple[TaskEnd, WorkerExit]], failure: Failure | Non
     return None
 
 
-def _why_over(wanted: Assignment, root: WorkerExit | None) -> str:
+def _why_over(assignment: Assignment, root: WorkerExit | None) -> str:
     """The last of the coordinator's sentences, without the end of the task that the report describes itself."""
     shown_already = (ClusterCode.LOST.code, ClusterCode.MORE_LOST.code) if root is not None else ()
-    return render([one for last in sentences(wanted.reasons)[-1:] for one in last if one.code not in shown_already])
+    return render([one for last in sentences(assignment.reasons)[-1:] for one in last if one.code not in shown_already])
 
 
-def _warning(wanted: Assignment, is_unused: bool) -> str | None:
-    if wanted.phase is not PlanPhase.FINISHED:
+def _warning(assignment: Assignment, is_unused: bool) -> str | None:
+    if assignment.phase is not PlanPhase.FINISHED:
         return None
-    failed = [render((reason,)) for reason in wanted.reasons if reason.code == ClusterCode.PURPOSE_FAILED.code]
+    failed = [render((reason,)) for reason in assignment.reasons if reason.code == ClusterCode.PURPOSE_FAILED.code]
     if failed:
         return f"warning: {'; '.join(failed)}"
     why = "other nodes had all tasks of the job, and this one waited as a spare"
@@ -77,12 +77,12 @@ class EventPrinter:
             self._failed.add(what)
             self._log(f"warning: {what}: internal error: {error!r}; please report it; the launcher tries again")
 
-    def follow(self, wanted: Assignment) -> None:
-        order = NodeOrder.find(wanted.parts)
+    def follow(self, assignment: Assignment) -> None:
+        order = NodeOrder.find(assignment.parts)
         if order is None:
             return
         self._order = order
-        before, self._reasons = self._reasons, wanted.reasons
+        before, self._reasons = self._reasons, assignment.reasons
         if self._reasons != before:
             self._log(render(new_reasons(before, self._reasons)))
 

@@ -145,7 +145,7 @@ class TaskWatch:
     def _find(self, stalled: Stalled, suspects: Sequence[Suspect], stacks: Mapping[int, Stack]) -> Finding | None:
         (number,) = stalled.ranks
         here = {one.rank: one for one in suspects if one.rank in self._tasks}
-        leaves = self._order.ending or self._order.pause or self._services.shutdown.wanted
+        leaves = self._order.ending or self._order.pause or self._services.shutdown.requested
         if leaves or number not in here or self._is_leaving(number):
             return None
         return find_task_stall(

@@ -10,7 +10,7 @@ from msgspec import Meta
 from msgspec.structs import replace
 
 from dlrover_run.coordination.records.bounds import Count, Total
-from dlrover_run.coordination.records.size_choice import SizeChoice, WantedServers
+from dlrover_run.coordination.records.size_choice import DesiredServers, SizeChoice
 from dlrover_run.features.autoscale import model as autoscale
 from dlrover_run.features.autoscale.model import AutoscaleState, Log, Measurement, Spread, Time
 from dlrover_run.words.reasons import BoundedReasons, render
@@ -111,7 +111,7 @@ def size_choice(choice: ReplicaChoice, fixed: Mapping[str, int]) -> SizeChoice:
         reasons=reasons,
         paused="worker" in fixed,
         sizes=tuple(replace(one, nodes=one.nodes - CHIEFS) for one in shown.sizes),
-        servers=WantedServers(
+        servers=DesiredServers(
             wanted=servers.lacking or servers.target,
             reason=render(servers.reasons),
             reasons=servers.reasons,

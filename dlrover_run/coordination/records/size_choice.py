@@ -22,7 +22,7 @@ class MeasuredSize(msgspec.Struct, frozen=True, kw_only=True):
     failures: int = 0
 
 
-class WantedServers(msgspec.Struct, frozen=True, kw_only=True):
+class DesiredServers(msgspec.Struct, frozen=True, kw_only=True):
     """How many parameter servers a feature wants, 0 for the least, and why; `paused` while a number that an operator
     has fixed holds instead. `processor` and `memory` are what the busiest of them use, in percent of what they may."""
 
@@ -55,7 +55,7 @@ class SizeChoice(msgspec.Struct, frozen=True, kw_only=True):
     command_failed: bool = False
     measuring: int = 0
     sizes: tuple[MeasuredSize, ...] = ()
-    servers: WantedServers | None = None
+    servers: DesiredServers | None = None
 
     @property
     def is_wanted(self) -> bool:

@@ -49,7 +49,7 @@ WATCH_RETRY = 5.0
 """Seconds after which a node watches for questions again, if etcd could not be watched."""
 
 
-class WantedStacks(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class PublishedQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The value of a question: what is asked, and the ids of the nodes that are to answer."""
 
     query: StackQuery
@@ -77,11 +77,11 @@ async def _gather(store: KeyValueStore, keys: Keys, query: StackQuery, request: 
     number = secrets.token_hex(8)
     answers = Range(keys.stacks(number), prefix=True)
     by_id = {key.node_id: key for key in request.waits_for}
-    wanted = encode_record(WantedStacks(query, tuple(by_id)))
+    question = encode_record(PublishedQuery(query, tuple(by_id)))
     lease = await store.grant(REQUEST_LEASE)
     try:
         async with store.watch([answers]) as watch:
-            put = await store.commit(Txn(then=(Put(f"{keys.stack_requests}{number}", wanted, lease),)))
+            put = await store.commit(Txn(then=(Put(f"{keys.stack_requests}{number}", question, lease),)))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(stacks.NODE_TIMEOUT):
                     async for changes in watch.after(put.revision):
@@ -125,14 +125,14 @@ async def _answer(
     store: KeyValueStore, keys: Keys, node_id: str, source: StackSource, asked: KeyValue, log: Log
 ) -> None:
     try:
-        wanted = decode_record(asked.value, WantedStacks)
+        published = decode_record(asked.value, PublishedQuery)
     except InvalidMessage:
         return
-    if node_id not in wanted.nodes or not asked.lease:
+    if node_id not in published.nodes or not asked.lease:
         # Without a lease the answer would stay.
         return
     number = asked.key.removeprefix(keys.stack_requests)
-    found = await answer_stacks(source, wanted.query, log)
+    found = await answer_stacks(source, published.query, log)
     if found is None:
         return
     # The program that asked may be gone.

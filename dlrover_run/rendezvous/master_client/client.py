@@ -45,7 +45,7 @@ from dlrover_run.spec import JobSpec
 from dlrover_run.transport.addresses import Address, UnresolvedHost, resolve, route_source
 from dlrover_run.transport.connection import Connect, Connection, ConnectionLost, GrpcConnection
 from dlrover_run.transport.grpc_errors import ConnectionProblem
-from dlrover_run.transport.messages import Ask, InvalidMessage, StacksFound, StacksWanted, Welcome, decode_rules
+from dlrover_run.transport.messages import Ask, InvalidMessage, ReadStacks, StacksFound, Welcome, decode_rules
 from dlrover_run.words.text import join_address
 
 if TYPE_CHECKING:
@@ -307,15 +307,15 @@ class MasterClient(RemoteClient):
         if self._trying and place == self._successor_at:
             self._recalling = self._background.start(self._recall(place))
 
-    async def _answer_stacks(self, wanted: StacksWanted) -> StacksFound | None:
+    async def _answer_stacks(self, message: ReadStacks) -> StacksFound | None:
         """The stacks of this node's workers; None if there are none that can be sent."""
         if self.stack_source is None:
             return None
         # Imported only here: a node that is not asked does not need it.
         from dlrover_run.rendezvous.answer_stacks import answer_stacks
 
-        found = await answer_stacks(self.stack_source, wanted, self._log_once)
-        return None if found is None else StacksFound(wanted.number, msgspec.Raw(msgspec.json.encode(found)))
+        found = await answer_stacks(self.stack_source, message, self._log_once)
+        return None if found is None else StacksFound(message.number, msgspec.Raw(msgspec.json.encode(found)))
 
     def _apply_welcome(self, welcome: Welcome) -> None:
         try:

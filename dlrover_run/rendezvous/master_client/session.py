@@ -30,10 +30,10 @@ from dlrover_run.transport.messages import (
     NodeMessage,
     Notice,
     Proof,
+    ReadStacks,
     Refused,
     Report,
     StacksFound,
-    StacksWanted,
     Welcome,
 )
 
@@ -140,7 +140,7 @@ class Stay:
         is_closing: Callable[[], bool],
         take: Callable[[Assignment], None],
         note: Callable[[str], None],
-        answer: Callable[[StacksWanted], Awaitable[StacksFound | None]],
+        answer: Callable[[ReadStacks], Awaitable[StacksFound | None]],
         changed: asyncio.Event,
         wait_for_change: Callable[[float], Awaitable[None]],
     ) -> None:
@@ -210,12 +210,12 @@ class Stay:
                     self._take(message.assignment)
                 elif isinstance(message, Notice):
                     self._note(message.text)
-                elif isinstance(message, StacksWanted):
+                elif isinstance(message, ReadStacks):
                     tasks.create_task(self._answer_stacks(message))
 
-    async def _answer_stacks(self, wanted: StacksWanted) -> None:
+    async def _answer_stacks(self, message: ReadStacks) -> None:
         """Read the stacks of this node's workers; `_report` sends them."""
-        found = await self._answer(wanted)
+        found = await self._answer(message)
         if found is not None:
             self._found.append(found)
             self._changed.set()

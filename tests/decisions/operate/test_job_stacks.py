@@ -35,8 +35,8 @@ from dlrover_run.transport.messages import (
     MAX_MASTER_MESSAGE,
     MAX_NODE_MESSAGE,
     Answered,
+    ReadStacks,
     StacksFound,
-    StacksWanted,
     decode_from_master,
     decode_from_node,
     encode,
@@ -164,8 +164,8 @@ class TestRequest:
 
 class TestMessages:
     def test_they_travel(self) -> None:
-        wanted = StacksWanted(3, 7)
-        assert decode_from_master(encode(wanted)) == wanted
+        query = ReadStacks(3, 7)
+        assert decode_from_master(encode(query)) == query
         found = NodeStacks((FoldedStack((0, "worker 1"), LOAD),), (MissingStacks(StackProblem.BLOCKED, ("ps 0",)),))
         message = decode_from_node(encode(StacksFound(3, msgspec.Raw(msgspec.json.encode(found)))))
         assert isinstance(message, StacksFound)

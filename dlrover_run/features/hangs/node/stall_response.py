@@ -23,7 +23,7 @@ class StallResponse:
     def on_stall(self, report: StallReport) -> None:
         """Report a stall, and carry out the action. Workers that are being stopped have their own timeout."""
         stopping = any(worker.stopped_with is not None for worker in self._workers.group.running)
-        if stopping or self._services.shutdown.wanted:
+        if stopping or self._services.shutdown.requested:
             return
         ranks = self._workers.ranks
         codes = [reason.code for reason in report.reasons]

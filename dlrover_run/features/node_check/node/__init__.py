@@ -56,7 +56,7 @@ class NodeChecks(WorkersFeature):
     def follow(self, assignment: Assignment, shutting_down: bool) -> None:
         part = NodeCheckAssignment.get(assignment.parts)
         self._events.follow(part)
-        if not self._services.shutdown.wanted:
+        if not self._services.shutdown.requested:
             self._file.follow(assignment, self._runner.devices)
         # While no worker runs or starts, the devices are free, unless another feature looks at them.
         is_free = self._services.node_state.round is None and self._tasks.idle

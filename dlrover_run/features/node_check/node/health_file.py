@@ -78,14 +78,14 @@ class HealthFile:
         self._warned = False
         self._known: HealthResult | None = None
 
-    def follow(self, wanted: Assignment, devices: Sequence[DeviceSpeed]) -> None:
+    def follow(self, assignment: Assignment, devices: Sequence[DeviceSpeed]) -> None:
         """Write the result of a check and the speeds of this node's devices if they have changed. A node that has lost
         its ranks keeps its knowledge of the others."""
-        part = NodeCheckAssignment.get(wanted.parts)
+        part = NodeCheckAssignment.get(assignment.parts)
         if self._directory is None or part.health is None or part.health.status is HealthStatus.PENDING:
             return
         result = HealthResult(part.health, tuple(devices), part.health_table, part.link_table)
-        if wanted.ranks is None and not part.health_table and self._known is not None:
+        if assignment.ranks is None and not part.health_table and self._known is not None:
             result = replace(result, others=self._known.others, links=self._known.links)
         if result == self._known:
             return

@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import NamedTuple
 
 from dlrover_run.console.text import format_duration, sanitize
-from dlrover_run.coordination.records.size_choice import SizeChoice, WantedServers
+from dlrover_run.coordination.records.size_choice import DesiredServers, SizeChoice
 from dlrover_run.features import FEATURES
 from dlrover_run.features.operate.display.ids import short_id
 from dlrover_run.features.operate.protocol import TaskProgress
@@ -221,7 +221,7 @@ GIVEN_BACK = {"node": "dlrover-run scale --nodes=auto", "worker": "tf-ps-run sca
 """The command that gives the size back to the feature, by what the size counts."""
 
 
-def _servers(servers: WantedServers) -> str:
+def _servers(servers: DesiredServers) -> str:
     """The parameter servers that a feature wants, and what those here use."""
     if servers.paused:
         return "servers: paused by the number that was asked for (tf-ps-run scale --ps=auto gives it back)"

@@ -269,7 +269,7 @@ def _by_cluster(
     here = cluster.context_of(CommandLine({}), program)
     with contextlib.suppress(SpecError):
         # The flags of the launch are not known here, so what contradicts them is no mistake of the user.
-        found = cluster.detect_job(flags, environ, cluster.Wanted(any_size=True), here, lambda hint: None)
+        found = cluster.detect_job(flags, environ, cluster.RequestedSize(any_size=True), here, lambda hint: None)
         if found is not None and found.size != 1:
             run_id = flags.explicit("rdzv_id") or found.run_id or args.run_id
             return cluster.complete(args._replace(run_id=run_id), found, here)

@@ -62,7 +62,7 @@ def services_of(lines: list[str], events: Kept, directory: Path | None = None, s
         events=events,
         console=SimpleNamespace(info=lines.append),
         run_dir=SimpleNamespace(path=str(directory), keep=directory is not None),
-        shutdown=SimpleNamespace(wanted=stopping),
+        shutdown=SimpleNamespace(requested=stopping),
     )
 
 

@@ -248,7 +248,7 @@ def test_a_health_check_waits_for_the_commands_after_a_failure(play: Callable[[S
         checks = object.__new__(NodeChecks)
         services: Any = SimpleNamespace(
             node_state=one.state,
-            shutdown=SimpleNamespace(wanted=True),
+            shutdown=SimpleNamespace(requested=True),
             features_of=lambda kind: [one.hooks, checks],
         )
         tasks: Any = SimpleNamespace(idle=True)
