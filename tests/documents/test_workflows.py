@@ -103,6 +103,12 @@ def test_the_tensorflows_are_those_of_the_makefile() -> None:
     assert versions("tensorflow") == set(named[1].split())
 
 
+def test_the_shards_are_all_of_them() -> None:
+    [(step, arguments)] = [(step, words) for step, words in make_commands() if words[0] == "test-long"]
+    count = int(arguments[1].removeprefix("SHARD={shard}/"))
+    assert step.matrix["shard"] == list(range(1, count + 1))
+
+
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
 def test_a_workflow_may_only_read_and_ends(path: Path) -> None:
     workflow = read(path)
