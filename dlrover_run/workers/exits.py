@@ -69,15 +69,18 @@ def read_stderr(placed: RankStreams, tail: str | None) -> str:
 
 def _full_disk(placed: RankStreams) -> str | None:
     """A clause on the first of a worker's directories whose disk is full, so that its output may be missing."""
+    # Only a worker that has failed without a message needs it.
+    from dlrover_run.devices.disks import disk_space
+
     written = [*placed.log_paths, *([placed.error_file] if placed.error_file else [])]
     for directory in dict.fromkeys([*map(os.path.dirname, written), *_temp_dirs()]):
         try:
-            disk = os.statvfs(directory)
+            space = disk_space(os.statvfs(directory))
         except OSError:
             continue
-        if not (disk.f_bfree if os.geteuid() == 0 else disk.f_bavail):
+        if not space.free:
             return f"no space is left on the disk of {directory}"
-        if disk.f_files and not disk.f_favail:
+        if space.free_files == 0:
             return f"no more files can be made on the disk of {directory} (no inodes are left)"
     return None
 

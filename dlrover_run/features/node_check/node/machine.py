@@ -19,6 +19,7 @@ from pathlib import Path
 from dlrover_run.devices import NodeProblem
 from dlrover_run.devices.cgroups import cgroup_directories, read_cgroup_number
 from dlrover_run.devices.count import Nvml
+from dlrover_run.devices.disks import DiskSpace, disk_space
 from dlrover_run.features.node_check.node.gpus import find_gpu_problems
 from dlrover_run.processes import signals
 from dlrover_run.spec import JobSpec
@@ -125,23 +126,22 @@ def find_limit_problems(
 
 def _shared_memory(workers: int, place: Path, machine: LimitSources) -> Iterator[NodeProblem]:
     try:
-        space = machine.statvfs(str(place))
+        space = disk_space(machine.statvfs(str(place)))
     except OSError as error:
         yield NodeProblem(
             f"{place} cannot be used ({error.strerror}): data loaders with workers and NCCL need it; "
             "mount a tmpfs there, or start the container with --shm-size=8g"
         )
         return
-    free, whole = space.f_bavail * space.f_frsize, space.f_blocks * space.f_frsize
     wanted = workers * SHM_PER_WORKER
-    if whole < wanted:
+    if space.size < wanted:
         remedy = "start the container with --shm-size=8g (Kubernetes: an emptyDir with medium: Memory)"
     else:
         remedy = "remove the files of ended programs (`ls -l` lists them)"
-    if free < wanted:
+    if space.free < wanted:
         yield NodeProblem(
-            f"{place} has {format_bytes(free)} free of {format_bytes(whole)}: data loaders with workers need more, "
-            f"about {format_bytes(SHM_PER_WORKER)} in each worker of the job; {remedy}"
+            f"{place} has {format_bytes(space.free)} free of {format_bytes(space.size)}: data loaders with workers "
+            f"need more, about {format_bytes(SHM_PER_WORKER)} in each worker of the job; {remedy}"
         )
 
 
@@ -164,22 +164,20 @@ def _disks(log_dir: str | None, temporary: str, machine: LimitSources) -> Iterat
         name = (device, space.f_fsid)
         if name not in seen:
             seen.add(name)
-            yield from _disk(place, what, space)
+            yield from _disk(place, what, disk_space(space))
 
 
-def _disk(place: Path, what: str, space: os.statvfs_result) -> Iterator[NodeProblem]:
-    free, whole = space.f_bavail * space.f_frsize, space.f_blocks * space.f_frsize
-    if space.f_flag & os.ST_RDONLY:
+def _disk(place: Path, what: str, space: DiskSpace) -> Iterator[NodeProblem]:
+    if space.is_read_only:
         yield NodeProblem(f"{place} is mounted read-only, and {what}: choose another directory (--log-dir, TMPDIR)")
-    elif free < MIN_DISK_BYTES:
+    elif space.free < MIN_DISK_BYTES:
         yield NodeProblem(
-            f"the disk of {place} has {format_bytes(free)} free of {format_bytes(whole)}, and {what}: "
+            f"the disk of {place} has {format_bytes(space.free)} free of {format_bytes(space.size)}, and {what}: "
             "make room, or choose another directory (--log-dir, TMPDIR)"
         )
-    # A file system that creates inodes on demand, such as btrfs, reports a total of 0.
-    elif space.f_files and space.f_favail < MIN_INODES:
+    elif space.free_files is not None and space.free_files < MIN_INODES:
         yield NodeProblem(
-            f"the disk of {place} has room for {space.f_favail} more files of {space.f_files}, and {what}: "
+            f"the disk of {place} has room for {space.free_files} more files of {space.files}, and {what}: "
             "remove small files, or choose another directory (--log-dir, TMPDIR)"
         )
 
