@@ -1,5 +1,5 @@
-"""Takes the evidence of all workers of this node: one request to the kernel for their connections, and, where the
-caller wants them, the figures of each process."""
+"""Takes the evidence of all workers of this node, and no more of it than their steps leave in doubt: one request to the
+kernel for their connections, and the figures of each process."""
 
 from __future__ import annotations
 
@@ -7,11 +7,34 @@ import os
 import time
 from collections import defaultdict
 from collections.abc import Mapping
+from typing import Protocol
 
 from dlrover_run.observe import processes
 from dlrover_run.observe.records import Evidence, Traffic, summarize
 from dlrover_run.observe.sock_diag import SockDiag, SocketCounters, TooManySockets
 from dlrover_run.processes.tree import read_stat
+
+SAMPLES_PER_READ = 4
+"""As long as each worker counts steps between two samples, connections are read in one sample of so many: that takes
+most of the time of a sample, and says nothing more of a stall."""
+
+STEADY = 3
+"""Samples in succession in which each worker has counted steps, before its connections are read less often."""
+
+FULL_SAMPLES = 2
+"""Samples with all evidence, soon after each other, once not all workers have counted steps any more."""
+
+
+class Sampling(Protocol):
+    """What reads samples: `Sampler`."""
+
+    def sample(self, full: bool) -> list[Evidence]: ...
+
+    def repeat(self) -> list[Evidence]: ...
+
+    def forget(self, rank: int) -> None: ...
+
+    def close(self) -> None: ...
 
 
 class Sampler:
@@ -90,6 +113,49 @@ class Sampler:
             if rank_of is not None:
                 by_rank[rank_of].append(one)
         return by_rank
+
+
+class AdaptiveSampler:
+    """Decides how much each sample of the workers of one round reads, by their steps."""
+
+    def __init__(self, sampling: Sampling) -> None:
+        self._sampling = sampling
+        self._ranks: tuple[int, ...] = ()
+        self._counts: Mapping[int, int] = {}
+        # Samples in succession in which each worker has counted steps, and how many are still to be taken soon.
+        self._steady = 0
+        self._full_left = 0
+
+    @property
+    def is_urgent(self) -> bool:
+        """Whether workers have just stopped counting steps, so that the next sample is to be taken soon."""
+        return self._full_left > 0
+
+    def take(self, steps: Mapping[int, int], needs_figures: bool, knows_limit: bool) -> tuple[list[Evidence], bool]:
+        """The evidence of all workers, and whether it has the figures of their processes; they are there if the
+        detector needs them. `knows_limit`: it knows how long a pause may be."""
+        before, self._counts = self._counts, steps
+        if self._ranks and all(rank in before and steps.get(rank, -1) > before[rank] for rank in self._ranks):
+            self._steady += 1
+        else:
+            self._full_left = FULL_SAMPLES if self._steady > STEADY else self._full_left
+            self._steady = 0
+        full = self._full_left > 0 or needs_figures
+        if self._steady > STEADY and self._steady % SAMPLES_PER_READ and knows_limit and not full:
+            samples, full = self._sampling.repeat(), False
+        else:
+            self._full_left = max(0, self._full_left - 1)
+            samples = self._sampling.sample(full)
+        if samples:
+            self._ranks = tuple(one.rank for one in samples)
+        return samples, full
+
+    def forget(self, rank: int) -> None:
+        """Leave out a worker that has ended."""
+        self._sampling.forget(rank)
+
+    def close(self) -> None:
+        self._sampling.close()
 
 
 def _check_proc() -> None:

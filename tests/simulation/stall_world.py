@@ -25,10 +25,11 @@ from dlrover_run.coordination.records.report import NodeReport
 from dlrover_run.coordination.records.round import Member, RoundKey
 from dlrover_run.coordination.records.rules import JobRules
 from dlrover_run.coordination.rounds.ranks import rank_assignments
+from dlrover_run.features.hangs.node.diagnosis import CoordinatedDiagnosis
 from dlrover_run.features.hangs.node.round_watch import RoundWatch
-from dlrover_run.features.hangs.node.stall_exchange import StallExchange
 from dlrover_run.features.hangs.node.stall_report import StallReport
-from dlrover_run.features.hangs.node.stall_watch import StallWatch
+from dlrover_run.features.hangs.node.stall_watch import Sources, StallWatch
+from dlrover_run.features.hangs.search.outside import LearnedPauses
 from dlrover_run.features.hangs.search.round_detectors import RoundDetectors
 from dlrover_run.features.hangs.stalls.observer import StallObserver
 from dlrover_run.features.hangs.stalls.rules import StallRules
@@ -127,21 +128,12 @@ class Node:
         self._at = 0.0
         detectors = RoundDetectors(elsewhere=True)
         workers: Any = SimpleNamespace(key=KEY, group=SimpleNamespace(running=[1]))
-        exchange = StallExchange(KEY, self.report, detectors.witnesses)
+        pauses = LearnedPauses()
+        diagnosis = CoordinatedDiagnosis(KEY, self.report, detectors.witnesses, self._on_stall, lambda _: None, pauses)
         vary = lambda seconds: seconds * world.random.uniform(0.75, 1.25)  # noqa: E731 - one line in one place
         self.tick = Tick(dict, raise_error)
-        watch = StallWatch(
-            detectors,
-            self,
-            self,
-            self._on_stall,
-            lambda _: None,
-            self._steps,
-            exchange.note_quiet,
-            exchange.observe,
-            vary=vary,
-        )
-        self.stalls = RoundWatch(workers, watch, exchange)
+        watch = StallWatch(detectors, Sources(self, self, self._steps), diagnosis, pauses, vary=vary)
+        self.stalls = RoundWatch(workers, watch, diagnosis)
 
     def report(self) -> None:
         """Send a report."""

@@ -12,6 +12,7 @@ import pytest
 from dlrover_run.agent.reconcile import StopMode
 from dlrover_run.coordination.records.activity import WAITS
 from dlrover_run.events.records import Event, Events, WorkerResumed, WorkerStalled
+from dlrover_run.features.hangs.node.diagnosis import Quiet
 from dlrover_run.features.hangs.node.stall_report import StallReport
 from dlrover_run.features.hangs.search.detector import Resumed, StallCode, Stalled
 from dlrover_run.features.hangs.search.guilt import Finding, GuiltCode
@@ -45,32 +46,17 @@ class Sampling:
 
     def forget(self, rank: int) -> None: ...
 
-
-class Watch:
-    """In place of the `StallWatch`: the test decides what it finds."""
-
-    def __init__(
-        self,
-        detector: object,
-        sampling: object,
-        stacks: object,
-        on_stall: Any,
-        on_resume: Any,
-        steps: Any,
-        find: Any,
-        names: Any,
-        health: Any,
-        pauses: Any,
-    ) -> None:
-        self.on_stall, self.on_resume, self.find, self.names = on_stall, on_resume, find, names
-        Watch.last = self
-
-    last: Watch
-
-    async def take(self) -> float:
-        return 1.0
-
     def close(self) -> None: ...
+
+
+class Diagnosis:
+    """In place of the `LocalDiagnosis`: the test decides what it finds."""
+
+    def __init__(self, detector: object, on_stall: Any, on_resume: Any, pauses: object, find: Any, names: Any) -> None:
+        self.on_stall, self.on_resume, self.find, self.names = on_stall, on_resume, find, names
+        Diagnosis.last = self
+
+    last: Diagnosis
 
     def stall(self, task: int, *guilty: int) -> None:
         finding = Finding(GuiltCode.STOPPED, guilty)
@@ -99,7 +85,7 @@ class Node:
         self.watch = TaskWatch(job, services, TaskEvents(self.kept), self._kill)
         for task in self.tasks:
             self.watch.start(task)
-        self.found = Watch.last
+        self.found = Diagnosis.last
 
     def events(self, kind: type[WorkerStalled | WorkerResumed]) -> list[str]:
         return [event.name for event in self.kept.events if isinstance(event, kind)]
@@ -121,7 +107,7 @@ class Node:
 def on_node(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Callable[[Node], None]], None]:
     """Runs a test with a node and an action."""
     monkeypatch.setattr(task_watch, "Sampler", Sampling)
-    monkeypatch.setattr(task_watch, "StallWatch", Watch)
+    monkeypatch.setattr(task_watch, "LocalDiagnosis", Diagnosis)
 
     def run(action: str, test: Callable[[Node], None]) -> None:
         async def scenario() -> None:
@@ -200,8 +186,9 @@ def test_a_task_that_is_to_leave_is_not_stalled(on_node: OnNode, order: NodeOrde
     def test(node: Node) -> None:
         node.watch.follow(order)
         stalled = Stalled(StallCode.TRAINING, (WORKER,), 10.0, 3.0)
-        assert (node.found.find(stalled, [Suspect(WORKER, state="T")], {}) is not None) == found
+        quiet = Quiet(stalled, 20.0, (Suspect(WORKER, state="T"),), {}, trains=True, exchanged_at=None)
+        assert (node.found.find(quiet) is not None) == found
         node.tasks[WORKER].leaving = True
-        assert node.found.find(stalled, [Suspect(WORKER, state="T")], {}) is None
+        assert node.found.find(quiet) is None
 
     on_node("report", test)

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from dlrover_run.agent.framework import AgentServices
 from dlrover_run.coordination.records.activity import WAITS
+from dlrover_run.features.hangs.node.diagnosis import LocalDiagnosis, Quiet
 from dlrover_run.features.hangs.node.stall_report import StallReport, show_stacks
-from dlrover_run.features.hangs.node.stall_watch import StallWatch
+from dlrover_run.features.hangs.node.stall_watch import Sources, StallWatch
 from dlrover_run.features.hangs.node.watch_health import WatchHealth
-from dlrover_run.features.hangs.search.detector import Resumed, Stalled
+from dlrover_run.features.hangs.search.detector import Resumed
 from dlrover_run.features.hangs.search.guilt import Finding
 from dlrover_run.features.hangs.search.outside import LearnedPauses
-from dlrover_run.features.hangs.search.suspects import Suspect
 from dlrover_run.features.hangs.settings import HangSettings
 from dlrover_run.observe.sample import Sampler
 from dlrover_run.observe.tick import Consumer
 from dlrover_run.spec import JobSpec
 from dlrover_run.stacks.read import RoundStacks
-from dlrover_run.stacks.stack import Stack
 from dlrover_run.words.reasons import render
 from dlrover_run.words.text import join_words
 from tf_ps_runner.agent.task_events import TaskEvents
@@ -118,18 +117,11 @@ class TaskWatch:
         return {number: task.process.pid for number, task in self._tasks.items() if task.process is not None}
 
     def _new_watch(self, sampler: Sampler) -> StallWatch:
-        return StallWatch(
-            self._detectors,
-            sampler,
-            RoundStacks(self._pids, self._health.note_denied),
-            self._on_stall,
-            self._on_resume,
-            self._steps,
-            find=self._find,
-            names=self._names,
-            health=self._health,
-            pauses=self._pauses,
+        sources = Sources(sampler, RoundStacks(self._pids, self._health.note_denied), self._steps)
+        diagnosis = LocalDiagnosis(
+            self._detectors, self._on_stall, self._on_resume, self._pauses, self._find, self._names
         )
+        return StallWatch(self._detectors, sources, diagnosis, self._pauses, health=self._health)
 
     def _steps(self) -> Mapping[int, int]:
         """The last step of each task that has made one."""
@@ -142,9 +134,9 @@ class TaskWatch:
     def _names(self, numbers: tuple[int, ...]) -> str:
         return join_words([str(self._tasks[number].key) for number in numbers if number in self._tasks])
 
-    def _find(self, stalled: Stalled, suspects: Sequence[Suspect], stacks: Mapping[int, Stack]) -> Finding | None:
-        (number,) = stalled.ranks
-        here = {one.rank: one for one in suspects if one.rank in self._tasks}
+    def _find(self, quiet: Quiet) -> Finding | None:
+        (number,) = quiet.stalled.ranks
+        here = {one.rank: one for one in quiet.suspects if one.rank in self._tasks}
         leaves = self._order.ending or self._order.pause or self._services.shutdown.requested
         if leaves or number not in here or self._is_leaving(number):
             return None
@@ -152,7 +144,7 @@ class TaskWatch:
             number,
             here,
             {each: self._tasks[each].key.role for each in here},
-            locate(stacks.get(number)),
+            locate(quiet.stacks.get(number)),
             others_progress=self._detectors.others_progress(number),
             is_learned=self._settings.timeout is None,
         )

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 from dlrover_run.agent.framework import AgentServices
 from dlrover_run.coordination.records.assignment import Assignment
 from dlrover_run.coordination.records.report import NodeReport
+from dlrover_run.features.hangs.node.diagnosis import CoordinatedDiagnosis, Diagnosis, LocalDiagnosis
 from dlrover_run.features.hangs.node.round_stragglers import RoundStragglers
-from dlrover_run.features.hangs.node.stall_exchange import StallExchange
 from dlrover_run.features.hangs.node.stall_response import StallResponse
-from dlrover_run.features.hangs.node.stall_watch import StallWatch
+from dlrover_run.features.hangs.node.stall_watch import Sources, StallWatch
 from dlrover_run.features.hangs.node.watch_health import WatchHealth
 from dlrover_run.features.hangs.search.outside import LearnedPauses
 from dlrover_run.features.hangs.search.round_detectors import RoundDetectors
 from dlrover_run.features.hangs.settings import HangSettings
 from dlrover_run.observe.page import Progress
-from dlrover_run.observe.records import Evidence
 from dlrover_run.observe.sample import Sampler
 from dlrover_run.observe.tick import Consumer, Tick
 from dlrover_run.stacks.read import RoundStacks
@@ -41,31 +40,27 @@ def watch_round(
         return {rank: activity.progress for rank, activity in known if activity is not None}
 
     detectors = RoundDetectors(settings.timeout, elsewhere=ranks.nodes > 1, earlier=pauses.rhythm)
-    exchange = StallExchange(workers.key, services.wake, detectors.witnesses)
+    response = StallResponse(workers, settings.action, services)
+    diagnosis: Diagnosis
+    if ranks.nodes > 1:
+        diagnosis = CoordinatedDiagnosis(
+            workers.key, services.wake, detectors.witnesses, response.on_stall, response.on_resume, pauses
+        )
+    else:
+        diagnosis = LocalDiagnosis(detectors, response.on_stall, response.on_resume, pauses)
     stragglers = RoundStragglers(workers, services.events, services.wake, progress) if ranks.world_size > 1 else None
-
-    def observe(samples: Sequence[Evidence]) -> None:
-        if stragglers is not None:
-            stragglers.observe(samples)
-        exchange.observe(samples)
+    sources = Sources(
+        Sampler({worker.spec.rank: worker.pid for worker in running}, ranks.store_port),
+        RoundStacks(lambda: {worker.spec.rank: worker.pid for worker in workers.group.running}, health.note_denied),
+        lambda: {rank: done.steps for rank, done in progress().items()},
+    )
+    on_sample = None if stragglers is None else stragglers.observe
+    stall_watch = StallWatch(detectors, sources, diagnosis, pauses, on_sample, health)
 
     def keep_rhythm() -> None:
         pauses.rhythm = detectors.pauses
 
-    response = StallResponse(workers, settings.action, services)
-    stall_watch = StallWatch(
-        detectors,
-        Sampler({worker.spec.rank: worker.pid for worker in running}, ranks.store_port),
-        RoundStacks(lambda: {worker.spec.rank: worker.pid for worker in workers.group.running}, health.note_denied),
-        response.on_stall,
-        response.on_resume,
-        lambda: {rank: done.steps for rank, done in progress().items()},
-        exchange.note_quiet if ranks.nodes > 1 else None,
-        observe,
-        health=health,
-        pauses=pauses,
-    )
-    watch = RoundWatch(workers, stall_watch, exchange, stragglers, keep_rhythm)
+    watch = RoundWatch(workers, stall_watch, diagnosis, stragglers, keep_rhythm)
     watch.begin(tick)
     return watch
 
@@ -78,13 +73,13 @@ class RoundWatch:
         self,
         workers: WorkerRound,
         watch: StallWatch,
-        exchange: StallExchange,
+        diagnosis: Diagnosis,
         stragglers: RoundStragglers | None = None,
         on_close: Callable[[], None] = lambda: None,
     ) -> None:
         self._workers = workers
         self._watch = watch
-        self._exchange = exchange
+        self._diagnosis = diagnosis
         self._stragglers = stragglers
         self._on_close = on_close
         self._consumer: Consumer | None = None
@@ -106,7 +101,7 @@ class RoundWatch:
             return report
         if self._stragglers is not None:
             report = self._stragglers.add_to_report(report)
-        return self._exchange.add_to_report(report)
+        return self._diagnosis.add_to_report(report)
 
     def follow(self, assignment: Assignment) -> None:
         """Take what the coordinator has found and what it asks."""
@@ -114,8 +109,7 @@ class RoundWatch:
             return
         if self._stragglers is not None:
             self._stragglers.follow(assignment)
-        if (found := self._exchange.follow(assignment)) is not None:
-            self._watch.confirm(found.ranks, found.reasons, found.to_restart, found.nodes, found.alone)
+        self._diagnosis.follow(assignment)
 
     def close(self) -> None:
         """End the watch. Idempotent."""

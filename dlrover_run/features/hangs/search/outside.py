@@ -35,16 +35,32 @@ class LearnedPauses:
     def __init__(self) -> None:
         self.rhythm: tuple[float, ...] = ()
         self._longest = 0.0
+        self._since: float | None = None
 
     @property
     def outside_limit(self) -> float:
         """The seconds after which a worker that waits outside is named."""
         return max(OUTSIDE_LIMIT, OUTSIDE_FACTOR * self._longest)
 
-    def note_outside(self, seconds: float) -> None:
-        """A worker has waited outside for so long; also one that was ended for it, so that the next wait may be
-        longer."""
-        self._longest = max(self._longest, seconds)
+    @property
+    def has_wait(self) -> bool:
+        """Whether a worker waits outside of which the end is not known yet."""
+        return self._since is not None
+
+    def begin_wait(self, since: float) -> None:
+        """A worker has waited outside since this time, and was not named for it."""
+        self._since = since
+
+    def end_wait(self, at: float) -> None:
+        """Such a wait is over, and has shown how long they may be; also that of a worker that is named for it now, so
+        that the next wait may be longer. Nothing follows if there was none."""
+        if self._since is not None:
+            self._longest = max(self._longest, at - self._since)
+            self._since = None
+
+    def forget_wait(self) -> None:
+        """The round ends, and says nothing about how long the wait would have been."""
+        self._since = None
 
 
 def waits_outside(evidence: Evidence | None, stack: Stack | None) -> bool:

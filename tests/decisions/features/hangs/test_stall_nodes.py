@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,9 +20,12 @@ from dlrover_run.coordination.records.round import Member, NodeKey, RoundKey
 from dlrover_run.coordination.records.rules import JobRules
 from dlrover_run.coordination.records.validation import validate_report
 from dlrover_run.coordination.rounds.ranks import rank_assignments
+from dlrover_run.features.hangs.node.diagnosis import CoordinatedDiagnosis, Quiet
 from dlrover_run.features.hangs.node.round_watch import RoundWatch
-from dlrover_run.features.hangs.node.stall_exchange import StallExchange
+from dlrover_run.features.hangs.node.stall_report import StallReport
+from dlrover_run.features.hangs.search.detector import Resumed, StallCode, Stalled
 from dlrover_run.features.hangs.search.guilt import NODES_AGE_MARGIN, GuiltCode
+from dlrover_run.features.hangs.search.outside import LearnedPauses
 from dlrover_run.features.hangs.search.suspects import Place, Suspect
 from dlrover_run.features.hangs.stalls.model import (
     StallAssignment,
@@ -53,6 +57,20 @@ def quiet(place: int, *suspects: Suspect, number: int = 1, trains: bool = False)
     """A node whose workers wait in a collective, apart from these."""
     others = {rank: Suspect(rank, Place.COLLECTIVE) for rank in (2 * place, 2 * place + 1)}
     return StallNodeReport(number, trains, tuple((others | {one.rank: one for one in suspects}).values()))
+
+
+def quiet_workers(suspects: tuple[Suspect, ...], code: StallCode = StallCode.TRAINING) -> Quiet:
+    """What a watch finds of these workers of a node, after 9 s."""
+    stalled = Stalled(code, tuple(one.rank for one in suspects), 1.0, 3.0)
+    return Quiet(stalled, 10.0, suspects, {}, trains=code is StallCode.ALONE, exchanged_at=None)
+
+
+def diagnosis_of(
+    reports: list[StallReport],
+    wake: Callable[[], None] = lambda: None,
+    witnesses: Callable[[float], int] = lambda since: 0,
+) -> CoordinatedDiagnosis:
+    return CoordinatedDiagnosis(KEY, wake, witnesses, reports.append, lambda resumed: None, LearnedPauses())
 
 
 def report(place: int, part: StallNodeReport | None, phase: NodePhase = NodePhase.RUNNING) -> NodeReport:
@@ -235,7 +253,7 @@ def test_a_node_answers_when_its_workers_have_trained_since_it_was_asked() -> No
         since.append(asked_at)
         return found["witnesses"]
 
-    stalls = StallExchange(KEY, lambda: woken.append(None), witnesses)
+    stalls = diagnosis_of([], lambda: woken.append(None), witnesses)
 
     def part() -> StallNodeReport | None:
         return StallNodeReport.find(stalls.add_to_report(report(0, None)).parts)
@@ -255,9 +273,9 @@ def test_a_node_answers_when_its_workers_have_trained_since_it_was_asked() -> No
     found["witnesses"] = 2
     sample(13.0)
     assert part() == StallNodeReport(answered=3, witnesses=2)
-    stalls.note_quiet(StallNodeReport(1, False, ALL[0].suspects))
+    stalls.diagnose(quiet_workers(ALL[0].suspects))
     assert part() == trains(ALL[0], 2, 3)
-    stalls.note_quiet(None)
+    stalls.resume(Resumed(1.0, (0, 1)))
     found["witnesses"] = 0
     stalls.follow(asked(4))
     assert part() is None, "another question"
@@ -274,15 +292,17 @@ def test_a_node_answers_when_its_workers_have_trained_since_it_was_asked() -> No
 def test_a_node_acts_on_a_worker_that_hangs_alone_once_for_each_question() -> None:
     workers: Any = SimpleNamespace(key=KEY, group=SimpleNamespace(running=[1]))
     watch: Any = Watch()
-    exchange = StallExchange(KEY, lambda: None)
-    stalls = RoundWatch(workers, watch, exchange)
+    reports: list[StallReport] = []
+    diagnosis = diagnosis_of(reports)
+    stalls = RoundWatch(workers, watch, diagnosis)
     stalls.begin(TICK)
-    exchange.note_quiet(StallNodeReport(3, True, (ALONE,), partly=True))
+    for _ in range(3):
+        diagnosis.diagnose(quiet_workers((ALONE,), StallCode.ALONE))
     assert StallNodeReport.find(stalls.add_to_report(report(2, None)).parts) == PARTLY
     for number in (3, 3, 2):
         finding = StallFinding(KEY, number, (5,), ("node-2",), (GuiltCode.IDLE(),), (5,), alone=True)
         stalls.follow(Assignment(epoch=5, phase=PlanPhase.TRAINING, key=KEY, parts=(StallAssignment(finding),)))
-    assert [found[-1] for found in watch.confirmed] == [True, True]
+    assert [found.is_alone for found in reports] == [True, True]
 
 
 def test_the_records_survive_encoding() -> None:
@@ -337,13 +357,7 @@ def test_without_a_stall_it_changes_no_decision() -> None:
 class Watch:
     """The watch of a round, as `RoundWatch` uses it."""
 
-    def __init__(self) -> None:
-        self.confirmed: list[tuple[Any, ...]] = []
-
     def close(self) -> None: ...
-
-    def confirm(self, *found: Any) -> None:
-        self.confirmed.append(found)
 
 
 def assigned(number: int, key: RoundKey = KEY) -> Assignment:
@@ -355,26 +369,29 @@ def test_a_node_acts_on_each_finding_once_and_only_while_it_is_quiet() -> None:
     woken: list[None] = []
     workers: Any = SimpleNamespace(key=KEY, group=SimpleNamespace(running=[1]))
     watch: Any = Watch()
-    exchange = StallExchange(KEY, lambda: woken.append(None))
-    stalls = RoundWatch(workers, watch, exchange)
+    reports: list[StallReport] = []
+    diagnosis = diagnosis_of(reports, lambda: woken.append(None))
+    stalls = RoundWatch(workers, watch, diagnosis)
     stalls.begin(TICK)
     stalls.follow(assigned(1))
-    assert watch.confirmed == []
-    exchange.note_quiet(StallNodeReport(1, False, ALL[0].suspects))
+    assert reports == []
+    diagnosis.diagnose(quiet_workers(ALL[0].suspects))
     assert StallNodeReport.find(stalls.add_to_report(report(0, None)).parts) == ALL[0]
     other = msgspec.structs.replace(report(0, None), ranks=None)
     assert stalls.add_to_report(other).parts == (), "a report on another round"
     stalls.follow(assigned(1, RoundKey(5, 1)))
     stalls.follow(assigned(2))
     stalls.follow(assigned(2))
-    assert watch.confirmed == [((5,), (GuiltCode.LOCKED(),), (5,), ("node-2",), False)]
-    exchange.note_quiet(None)
+    (found,) = reports
+    assert (found.guilty, found.reasons, found.to_restart) == ((5,), (GuiltCode.LOCKED(),), (5,))
+    assert (found.nodes, found.is_alone) == (("node-2",), False)
+    diagnosis.resume(Resumed(1.0, (0, 1)))
     stalls.follow(assigned(3))
-    exchange.note_quiet(StallNodeReport(2, False, ALL[0].suspects))
+    diagnosis.diagnose(quiet_workers(ALL[0].suspects))
     stalls.follow(assigned(2))
     stalls.follow(assigned(4))
-    assert len(watch.confirmed) == 2
+    assert len(reports) == 2
     assert len(woken) == 3
     stalls.close()
     stalls.follow(assigned(5))
-    assert len(watch.confirmed) == 2
+    assert len(reports) == 2

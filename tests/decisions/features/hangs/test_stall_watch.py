@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from policy_parts import running_report
 from virtual_loop import run_virtually
 
+from dlrover_run.coordination.records.assignment import Assignment
+from dlrover_run.coordination.records.plan import Plan, PlanPhase
+from dlrover_run.coordination.records.round import Member, RoundKey
 from dlrover_run.events.records import Event, WatchFailed, WatchRestored
+from dlrover_run.features.hangs.node.diagnosis import CoordinatedDiagnosis, LocalDiagnosis
 from dlrover_run.features.hangs.node.stall_report import StallReport
-from dlrover_run.features.hangs.node.stall_watch import BURST, QUIET_INTERVAL, TRAINING_INTERVAL, StallWatch
+from dlrover_run.features.hangs.node.stall_watch import BURST, QUIET_INTERVAL, TRAINING_INTERVAL, Sources, StallWatch
 from dlrover_run.features.hangs.node.watch_health import WatchHealth
 from dlrover_run.features.hangs.search.detector import PAUSES_TO_LEARN, Detector, Resumed
 from dlrover_run.features.hangs.search.guilt import GuiltCode
@@ -20,7 +25,7 @@ from dlrover_run.features.hangs.search.outside import OUTSIDE_LIMIT, LearnedPaus
 from dlrover_run.features.hangs.search.round_detectors import RoundDetectors
 from dlrover_run.features.hangs.search.spin import PROBES
 from dlrover_run.features.hangs.settings import StallAction
-from dlrover_run.features.hangs.stalls.model import StallNodeReport
+from dlrover_run.features.hangs.stalls.model import StallAssignment, StallFinding, StallNodeReport
 from dlrover_run.observe.processes import ProcessFigures, WorkerFigures
 from dlrover_run.observe.records import Evidence, Traffic
 from dlrover_run.observe.tick import Tick
@@ -77,6 +82,49 @@ class Workers:
         return {rank: (self.stacks[rank],) * times for rank in ranks}
 
 
+def watch_of(
+    detector: Any,
+    workers: Workers,
+    on_stall: Callable[[StallReport], None] = lambda _: None,
+    on_resume: Callable[[Resumed], None] = lambda _: None,
+    steps: Callable[[], Mapping[int, int]] = dict,
+    pauses: LearnedPauses | None = None,
+    **more: Any,
+) -> StallWatch:
+    """The watch of a round of one node."""
+    pauses = pauses or LearnedPauses()
+    diagnosis = LocalDiagnosis(detector, on_stall, on_resume, pauses)
+    return StallWatch(detector, Sources(workers, workers, steps), diagnosis, pauses, **more)
+
+
+KEY = RoundKey(1, 1)
+NODE = Member("a", "i", "node-a", 2)
+PLAN = Plan(epoch=1, phase=PlanPhase.TRAINING, key=KEY, members=(NODE,))
+
+
+class OneOfSeveral:
+    """The watch of one of several nodes. `quiet` is what it has reported, None when its workers make progress again."""
+
+    def __init__(self, detector: Any, workers: Workers, steps: Callable[[], Mapping[int, int]] = dict) -> None:
+        self.quiet: list[StallNodeReport | None] = []
+        self.reports: list[StallReport] = []
+        self.resumed: list[Resumed] = []
+        pauses = LearnedPauses()
+        self.diagnosis = CoordinatedDiagnosis(
+            KEY, self._wake, lambda since: 0, self.reports.append, self.resumed.append, pauses
+        )
+        self.watch = StallWatch(detector, Sources(workers, workers, steps), self.diagnosis, pauses)
+
+    def _wake(self) -> None:
+        self.quiet.append(StallNodeReport.find(self.diagnosis.add_to_report(running_report(PLAN, NODE)).parts))
+
+    def confirm(self, number: int, rank: int, code: GuiltCode, node: str, alone: bool = False) -> None:
+        """The coordinator has found this."""
+        finding = StallFinding(KEY, number, (rank,), (node,), (code(),), (rank,), alone)
+        assigned = Assignment(epoch=1, phase=PlanPhase.TRAINING, key=KEY, parts=(StallAssignment(finding),))
+        self.diagnosis.follow(assigned)
+
+
 async def hang(watch: StallWatch, workers: Workers, samples: int) -> None:
     """Take 20 samples of workers that train, and then as many of workers that hang."""
     for _ in range(20):
@@ -90,7 +138,7 @@ def test_a_stall_is_reported_once_with_rank_and_line_and_then_its_end() -> None:
     workers = Workers()
     reports: list[StallReport] = []
     resumed: list[Resumed] = []
-    watch = StallWatch(Detector(), workers, workers, reports.append, resumed.append)
+    watch = watch_of(Detector(), workers, reports.append, resumed.append)
 
     async def scenario() -> None:
         await hang(watch, workers, 30)
@@ -133,8 +181,8 @@ class Counting(Workers):
 def test_while_each_worker_counts_steps_their_connections_are_looked_at_less_often() -> None:
     workers, others = Counting(), Workers()
     reports: list[StallReport] = []
-    watch = StallWatch(RoundDetectors(), workers, workers, reports.append, lambda _: None, workers.steps)
-    silent = StallWatch(RoundDetectors(), others, others, reports.append, lambda _: None)
+    watch = watch_of(RoundDetectors(), workers, reports.append, lambda _: None, steps=workers.steps)
+    silent = watch_of(RoundDetectors(), others, reports.append)
 
     async def scenario() -> None:
         await hang(watch, workers, 0)
@@ -152,7 +200,7 @@ def test_while_each_worker_counts_steps_their_connections_are_looked_at_less_oft
 
 def test_sampling_ends_with_the_watch() -> None:
     workers = Workers()
-    watch = StallWatch(Detector(), workers, workers, lambda _: None, lambda _: None)
+    watch = watch_of(Detector(), workers, lambda _: None)
 
     asyncio.run(run_for(0, watch))
     assert workers.closed
@@ -178,7 +226,7 @@ def test_workers_that_are_idle_on_purpose_are_not_reported(
     workers.idle = True
     workers.stacks = stacks
     reports: list[StallReport] = []
-    watch = StallWatch(Detector(), workers, workers, reports.append, lambda _: None, lambda: steps)
+    watch = watch_of(Detector(), workers, reports.append, lambda _: None, steps=lambda: steps)
 
     asyncio.run(hang(watch, workers, 30))
     assert bool(reports) == reported
@@ -188,7 +236,7 @@ def test_a_rank_that_left_the_loop_is_named_while_another_one_waits_for_it() -> 
     workers = Workers()
     workers.idle = True
     reports: list[StallReport] = []
-    watch = StallWatch(Detector(), workers, workers, reports.append, lambda _: None)
+    watch = watch_of(Detector(), workers, reports.append)
 
     async def scenario() -> None:
         for _ in range(20):
@@ -206,39 +254,33 @@ def test_a_rank_that_left_the_loop_is_named_while_another_one_waits_for_it() -> 
 
 def test_one_of_several_nodes_reports_its_stall_and_waits_for_the_finding() -> None:
     workers = Workers()
-    quiet: list[StallNodeReport | None] = []
-    reports: list[StallReport] = []
-    resumed: list[Resumed] = []
-    watch = StallWatch(
-        Detector(elsewhere=True), workers, workers, reports.append, resumed.append, on_quiet=quiet.append
-    )
-    reasons = (GuiltCode.LOCKED(),)
+    node = OneOfSeveral(Detector(elsewhere=True), workers)
 
     async def steps(count: int) -> None:
         for _ in range(count):
-            await watch.step()
+            await node.watch.step()
 
     async def scenario() -> None:
         await steps(20)
-        watch.confirm((7,), reasons, (7,), ("node-b",))
-        assert reports == [], "its workers make progress"
+        node.confirm(1, 7, GuiltCode.LOCKED, "node-b")
+        assert node.reports == [], "its workers make progress"
         workers.hung = True
         await steps(30)
-        assert reports == []
-        watch.confirm((7,), reasons, (7,), ("node-b",))
+        assert node.reports == []
+        node.confirm(1, 7, GuiltCode.LOCKED, "node-b")
         workers.hung = False
         await steps(1)
-        watch.confirm((7,), reasons, (7,), ("node-b",))
+        node.confirm(2, 7, GuiltCode.LOCKED, "node-b")
 
     asyncio.run(scenario())
-    first, last = quiet
+    first, last = node.quiet
     assert first is not None
     assert last is None
     assert first.number == 1
     assert [one.rank for one in first.suspects] == [0, 1]
-    assert len(reports) == len(resumed) == 1
-    assert "rank 7 on node-b" in reports[0].line
-    assert set(reports[0].stacks) == {0, 1}, "those of this node"
+    assert len(node.reports) == len(node.resumed) == 1
+    assert "rank 7 on node-b" in node.reports[0].line
+    assert set(node.reports[0].stacks) == {0, 1}, "those of this node"
 
 
 class Independent(Workers):
@@ -265,7 +307,7 @@ def test_a_worker_that_hangs_while_the_others_train_is_named_with_its_own_stacks
     workers = Independent()
     reports: list[StallReport] = []
     resumed: list[Resumed] = []
-    watch = StallWatch(RoundDetectors(), workers, workers, reports.append, resumed.append, lambda: dict(workers.steps))
+    watch = watch_of(RoundDetectors(), workers, reports.append, resumed.append, steps=lambda: dict(workers.steps))
 
     async def scenario() -> None:
         await hang(watch, workers, 200)
@@ -291,7 +333,7 @@ def test_a_worker_that_may_wait_for_one_that_works_is_not_reported(stack: Stack,
     workers = Independent()
     workers.stacks[1] = stack
     reports: list[StallReport] = []
-    watch = StallWatch(RoundDetectors(), workers, workers, reports.append, lambda _: None, lambda: dict(workers.steps))
+    watch = watch_of(RoundDetectors(), workers, reports.append, lambda _: None, steps=lambda: dict(workers.steps))
 
     run_virtually(hang(watch, workers, 100))
     assert reports == []
@@ -300,34 +342,24 @@ def test_a_worker_that_may_wait_for_one_that_works_is_not_reported(stack: Stack,
 
 def test_one_of_several_nodes_reports_the_workers_that_hang_alone_and_waits_for_the_finding() -> None:
     workers = Independent()
-    quiet: list[StallNodeReport | None] = []
-    reports: list[StallReport] = []
-    watch = StallWatch(
-        RoundDetectors(elsewhere=True),
-        workers,
-        workers,
-        reports.append,
-        lambda _: None,
-        lambda: dict(workers.steps),
-        quiet.append,
-    )
+    node = OneOfSeveral(RoundDetectors(elsewhere=True), workers, lambda: dict(workers.steps))
 
     async def scenario() -> None:
-        await hang(watch, workers, 100)
-        watch.confirm((1,), (GuiltCode.IDLE(),), (1,), ("node-a",))
-        assert reports == [], "the round is not stalled"
-        watch.confirm((1,), (GuiltCode.IDLE(),), (1,), ("node-a",), alone=True)
+        await hang(node.watch, workers, 100)
+        node.confirm(1, 1, GuiltCode.IDLE, "node-a")
+        assert node.reports == [], "the round is not stalled"
+        node.confirm(1, 1, GuiltCode.IDLE, "node-a", alone=True)
         workers.hung = False
-        await watch.step()
-        await watch.step()
+        await node.watch.step()
+        await node.watch.step()
 
     run_virtually(scenario())
-    first, last = quiet
+    first, last = node.quiet
     assert first is not None
     assert last is None
     assert (first.number, first.partly) == (1, True)
     assert [(one.rank, one.alone, one.counts) for one in first.suspects] == [(1, True, True)]
-    (report,) = reports
+    (report,) = node.reports
     assert report.stalled.ranks == (1,)
     assert "rank 1 on node-a" in report.line
 
@@ -335,13 +367,12 @@ def test_one_of_several_nodes_reports_the_workers_that_hang_alone_and_waits_for_
 def test_a_node_of_which_all_workers_are_quiet_says_later_which_are_so_for_longer_than_their_own_limits() -> None:
     workers = Workers()
     workers.idle = True
-    quiet: list[StallNodeReport | None] = []
-    watch = StallWatch(
-        RoundDetectors(elsewhere=True), workers, workers, lambda _: None, lambda _: None, on_quiet=quiet.append
-    )
+    node = OneOfSeveral(RoundDetectors(elsewhere=True), workers)
 
-    run_virtually(hang(watch, workers, 100))
-    assert [(one.number, one.partly, [each.alone for each in one.suspects]) for one in quiet if one is not None] == [
+    run_virtually(hang(node.watch, workers, 100))
+    assert [
+        (one.number, one.partly, [each.alone for each in one.suspects]) for one in node.quiet if one is not None
+    ] == [
         (1, False, [False, False]),
         (1, False, [True, True]),
     ], "the same stall"
@@ -351,7 +382,7 @@ def test_samples_are_taken_often_until_the_rhythm_is_known() -> None:
     workers = Workers()
     waits: list[float] = []
     detector = Detector()
-    watch = StallWatch(detector, workers, workers, lambda _: None, lambda _: None, vary=lambda seconds: seconds)
+    watch = watch_of(detector, workers, lambda _: None, lambda _: None, vary=lambda seconds: seconds)
 
     async def scenario() -> None:
         waits.extend([await watch.take() for _ in range(PAUSES_TO_LEARN + 10)])
@@ -407,7 +438,7 @@ async def run_for(seconds: float, watch: StallWatch) -> None:
 
 def test_an_error_of_the_kernel_does_not_end_the_watch_and_is_said_once() -> None:
     workers, told = Refused(25), Told()
-    watch = StallWatch(Detector(), workers, workers, told.reports.append, lambda _: None, health=told.health)
+    watch = watch_of(Detector(), workers, told.reports.append, health=told.health)
 
     async def scenario() -> None:
         await run_for(75, watch)
@@ -429,9 +460,7 @@ def test_a_defect_in_what_takes_samples_too_does_not_end_the_watch() -> None:
     def broken(samples: Sequence[Evidence]) -> None:
         raise ValueError("no such rank")
 
-    watch = StallWatch(
-        Detector(), workers, workers, told.reports.append, lambda _: None, on_sample=broken, health=told.health
-    )
+    watch = watch_of(Detector(), workers, told.reports.append, lambda _: None, on_sample=broken, health=told.health)
     run_virtually(run_for(2000, watch))
     assert [report.guilty for report in told.reports] == [(1,)]
     (line,) = told.lines
@@ -475,28 +504,27 @@ class WaitsOutside(Workers):
 
 @pytest.mark.parametrize("seconds", [8, 10, 12, 15, 18, 20, 25, 30, 35, 40, 45, 50, 55, 60])
 @pytest.mark.parametrize("kind", OUTSIDE)
-@pytest.mark.parametrize("nodes", [1, 2])
-def test_a_worker_that_waits_for_an_answer_from_outside_is_not_named(kind: str, seconds: float, nodes: int) -> None:
+def test_a_worker_that_waits_for_an_answer_from_outside_is_not_named(kind: str, seconds: float) -> None:
     workers, told = WaitsOutside(kind, seconds), Told()
-    quiet: list[StallNodeReport | None] = []
-    watch = StallWatch(
-        RoundDetectors(elsewhere=nodes > 1),
-        workers,
-        workers,
-        told.reports.append,
-        lambda _: None,
-        on_quiet=quiet.append if nodes > 1 else None,
-    )
-    run_virtually(run_for(130, watch))
+    run_virtually(run_for(130, watch_of(RoundDetectors(), workers, told.reports.append)))
     assert told.reports == []
-    for one in quiet:
+
+
+@pytest.mark.parametrize("seconds", [8, 10, 12, 15, 18, 20, 25, 30, 35, 40, 45, 50, 55, 60])
+@pytest.mark.parametrize("kind", OUTSIDE)
+def test_a_node_of_several_reports_that_such_a_worker_waits_outside(kind: str, seconds: float) -> None:
+    workers = WaitsOutside(kind, seconds)
+    node = OneOfSeveral(RoundDetectors(elsewhere=True), workers)
+    run_virtually(run_for(130, node.watch))
+    assert node.reports == []
+    for one in node.quiet:
         assert one is None or [suspect.outside for suspect in one.suspects] == [False, True]
 
 
 @pytest.mark.parametrize("kind", OUTSIDE)
 def test_it_is_named_when_no_answer_comes(kind: str) -> None:
     workers, told = WaitsOutside(kind, 10_000), Told()
-    watch = StallWatch(RoundDetectors(), workers, workers, told.reports.append, lambda _: None)
+    watch = watch_of(RoundDetectors(), workers, told.reports.append)
     run_virtually(run_for(130, watch))
     (report,) = told.reports
     assert report.guilty == (1,)
@@ -520,7 +548,7 @@ class WaitsAndRuns(WaitsOutside):
 
 def test_a_worker_that_tries_again_and_again_is_named_on_a_loaded_machine_too() -> None:
     workers, told = WaitsAndRuns(queued=0.2), Told()
-    watch = StallWatch(RoundDetectors(), workers, workers, told.reports.append, lambda _: None)
+    watch = watch_of(RoundDetectors(), workers, told.reports.append)
     run_virtually(run_for(130, watch))
     (report,) = told.reports
     assert report.guilty == (1,)
@@ -530,19 +558,15 @@ def test_a_worker_that_tries_again_and_again_is_named_on_a_loaded_machine_too() 
 @pytest.mark.parametrize("computes", [40, 60, 80, 100])
 def test_a_wait_outside_counts_from_when_the_worker_last_computed(computes: float) -> None:
     workers, told = WaitsAndRuns(computes=computes), Told()
-    watch = StallWatch(RoundDetectors(), workers, workers, told.reports.append, lambda _: None)
+    watch = watch_of(RoundDetectors(), workers, told.reports.append)
     run_virtually(run_for(computes + OUTSIDE_LIMIT - 5, watch))
     assert told.reports == []
 
 
 def test_a_node_of_several_reports_it_again_when_no_answer_comes() -> None:
-    workers = WaitsOutside("http", 10_000)
-    quiet: list[StallNodeReport | None] = []
-    watch = StallWatch(
-        RoundDetectors(elsewhere=True), workers, workers, lambda _: None, lambda _: None, on_quiet=quiet.append
-    )
-    run_virtually(run_for(130, watch))
-    found = [(one.number, [suspect.outside for suspect in one.suspects]) for one in quiet if one is not None]
+    node = OneOfSeveral(RoundDetectors(elsewhere=True), WaitsOutside("http", 10_000))
+    run_virtually(run_for(130, node.watch))
+    found = [(one.number, [suspect.outside for suspect in one.suspects]) for one in node.quiet if one is not None]
     assert found[0] == (1, [False, True])
     assert found[-1][1] == [False, False]
     assert found[-1][0] > 1, "the coordinator takes it as a new one"
@@ -553,7 +577,7 @@ def test_the_next_round_knows_how_long_such_waits_are() -> None:
     for _ in range(2):
         workers = WaitsOutside("http", 100, again=150)
         detectors = RoundDetectors(earlier=pauses.rhythm)
-        watch = StallWatch(detectors, workers, workers, told.reports.append, lambda _: None, pauses=pauses)
+        watch = watch_of(detectors, workers, told.reports.append, lambda _: None, pauses=pauses)
         run_virtually(run_for(400, watch))
         pauses.rhythm = detectors.pauses
         assert len(told.reports) == 1, "the first of them"
@@ -581,6 +605,6 @@ def test_what_hangs_in_the_job_itself_is_named_in_seconds(change: str) -> None:
     if change == "collective":
         workers.stacks[1] = stack(*BROADCASTS)
     detectors = RoundDetectors(5.0 if change == "timeout" else None)
-    watch = StallWatch(detectors, workers, workers, told.reports.append, lambda _: None)
+    watch = watch_of(detectors, workers, told.reports.append)
     run_virtually(run_for(60, watch))
     assert [report.seconds < 10 for report in told.reports] == [True]
