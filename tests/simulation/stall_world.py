@@ -233,8 +233,8 @@ async def _play(world: World) -> None:
         received[place] = report
         if len(received) < NODES:
             return
-        nodes = {one.key: KnownNode(one, 0.0, 0.0) for one in received.values()}
-        plan = update_plan(plan, loop.time(), part=observer.observe(plan, nodes, loop.time()).part)
+        known = {one.key: KnownNode(one, 0.0, 0.0) for one in received.values()}
+        plan = update_plan(plan, loop.time(), part=observer.observe(plan, known, loop.time()).part)
         parts = observer.orders(plan, rank_assignments(plan))
         for number, node in enumerate(nodes):
             assignment = Assignment(
