@@ -18,7 +18,8 @@ def with_credentials(
     rendezvous: Rendezvous, conf: RdzvConf, environ: Mapping[str, str], warn: Callable[[str], None]
 ) -> kinds.Rendezvous:
     """The place of a resolved rendezvous with this node's credentials; `warn` takes sentences about weak ones. Raises
-    SpecError."""
+    SpecError. Called by both launchers for the resolved rendezvous, and by a command for running jobs that has found no
+    agent of the job here."""
     place = rendezvous.place
     if isinstance(place, kinds.Master) and place is not LOCAL_MASTER:
         return _at_master(place, conf, environ, warn)

@@ -25,7 +25,8 @@ DELETED = "a working directory that has been removed"
 
 
 def working_directory() -> str | None:
-    """Its path; None when it has been removed, which does not matter to a program with an absolute path."""
+    """Its path; None when it has been removed, which does not matter to a program with an absolute path. Called by the
+    checks of a module and of a directory here, and for the message about a script that does not exist."""
     try:
         return os.getcwd()
     except FileNotFoundError:
@@ -33,7 +34,8 @@ def working_directory() -> str | None:
 
 
 def check_program(name: str, environ: Mapping[str, str], what: str = "program") -> None:
-    """Refuse a program that cannot be executed; it is looked up in PATH unless it contains a slash."""
+    """Refuse a program that cannot be executed; it is looked up in PATH unless it contains a slash. Called for a
+    program of `--no-python`, for the interpreter that a variable names, and for a command of a feature."""
     if os.sep in name:
         candidates = [name]
     else:
@@ -93,7 +95,8 @@ class ModuleProbe(NamedTuple):
 
 def probe_interpreter(python: str, module: str, environ: Mapping[str, str]) -> ModuleProbe:
     """Ask another interpreter for a top-level module, with the search path that the processes of the job will have.
-    Nothing of the user's is imported."""
+    Nothing of the user's is imported. Called when the job has an interpreter other than this one: for the module of
+    `--module`, and by tf-ps-run for tensorflow."""
     import subprocess
 
     try:
@@ -154,7 +157,8 @@ def require_package(name: str, extra: str, what_for: str) -> None:
 
 
 def check_directory(source: str, path: str) -> None:
-    """Refuse a directory that cannot be created, because it is, or lies below, a file."""
+    """Refuse a directory that cannot be created, because it is, or lies below, a file. Called when the command line is
+    read: for the directories of logs, of the event log, of what the script saves, and of a master's state."""
     if path == os.devnull:
         return
     if not os.path.isabs(path) and working_directory() is None:
@@ -167,7 +171,8 @@ def check_directory(source: str, path: str) -> None:
 
 
 def journal_directory(flags: FlagValues) -> str | None:
-    """The directory that `--journal` names; `/dev/null` forbids the event log. Raises SpecError."""
+    """The directory that `--journal` names; `/dev/null` forbids the event log. Raises SpecError. Called by both
+    launchers when they read the command line."""
     given = flags.get("journal")
     if not given.text:
         return None
@@ -176,7 +181,8 @@ def journal_directory(flags: FlagValues) -> str | None:
 
 
 def read_file(source: str, path: str, limit: int) -> bytes:
-    """The first `limit` bytes of a file. Raises SpecError when it cannot be read."""
+    """The first `limit` bytes of a file. Raises SpecError when it cannot be read. Called for the file of a token or a
+    password, and for TLS files."""
     try:
         with open(path, "rb") as file:
             return file.read(limit)

@@ -65,7 +65,8 @@ class RequestedSize(NamedTuple):
 
 
 def context_of(line: CommandLine, program: Program) -> Context:
-    """This machine, with the command line for messages."""
+    """This machine, with the command line for messages. Called by both launchers, and by a command for running jobs,
+    before `detect_job`."""
     words = [program.name]
     for dest, texts in line.values.items():
         spelling = program.by_dest[dest].spellings[0]
@@ -113,6 +114,8 @@ def detect_job(
     A job of one node has the size 1, also where flags say so, and only its workers count.
 
     Raises SpecError when it contradicts the flags, and when this launcher would be a job of its own beside the others.
+    Called by both launchers where the variables of a cluster are set, and by a command for running jobs to find the
+    rendezvous of the job around its shell.
     """
     name, hostfile = flags.choice("cluster"), flags.explicit("hostfile")
     try:
@@ -192,7 +195,8 @@ def _is_several_pods(found: Detected, requested: RequestedSize) -> bool:
 
 
 def values_of(found: Detected) -> Mapping[str, FlagValue]:
-    """The values of flags that the cluster gives, by `Flag.dest`. A job of one node has its own name."""
+    """The values of flags that the cluster gives, by `Flag.dest`. A job of one node has its own name. Called by both
+    launchers for a detected job."""
     run_id = None if found.size == 1 else found.run_id
     said = {"nnodes": found.nodes, "nproc_per_node": found.workers, "rdzv_id": run_id}
     return {dest: value for dest, value in said.items() if value is not None}
@@ -200,7 +204,8 @@ def values_of(found: Detected) -> Mapping[str, FlagValue]:
 
 def complete(args: RendezvousArgs, found: Detected, context: Context) -> RendezvousArgs:
     """The options with the place where the nodes of a job in a cluster meet, as far as they leave it open. Raises
-    SpecError when they and the cluster do not fit together."""
+    SpecError when they and the cluster do not fit together. Called by both launchers before they resolve the
+    rendezvous, and by a command for running jobs in the shell of a cluster."""
     if found.size == 1:
         return args
     endpoint = args.endpoint if args.endpoint.text.strip() else None
@@ -284,7 +289,8 @@ def _loopback(given: FlagValue) -> SpecError:
 def describe(
     found: Detected, flags: FlagValues, args: RendezvousArgs, rendezvous: Rendezvous, nodes: FlagValue, hosted: str
 ) -> str:
-    """The line that says what the job has come to, and where each value is from. `hosted` is what this node runs."""
+    """The line that says what the job has come to, and where each value is from. `hosted` is what this node runs.
+    Called by both launchers once the command line is accepted, unless this is not the first node."""
     parts = [f"{nodes.text} node{'s' * (nodes.text != '1')} ({nodes.source})", hosted]
     if rank := args.preferred_rank:
         parts.append(f"node rank {rank.text} ({rank.source})")
@@ -305,6 +311,7 @@ def requested_size(flags: FlagValues, environ: Mapping[str, str], *, local: Flag
 
 
 def place_of(flags: FlagValues, environ: Mapping[str, str], *names: str) -> FlagValue | None:
-    """The place where nodes meet: from the first of these flags that is given, else from `DLROVER_MASTER_ADDR`."""
+    """The place where nodes meet: from the first of these flags that is given, else from `DLROVER_MASTER_ADDR`. Called
+    for the size and the place that each of the two launchers passes to `detect_job`."""
     given = (*(flags.explicit(name) for name in names), FlagValue(MASTER_VARIABLE, environ.get(MASTER_VARIABLE, "")))
     return next((value for value in given if value and value.text.strip()), None)

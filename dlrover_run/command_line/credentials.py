@@ -42,7 +42,8 @@ def scrub_environment() -> None:
 
     Removing a variable is not enough: the kernel goes on showing the first environment of a process in
     `/proc/PID/environ`, and the agent is forked from this process and would keep the secret in its memory. If the
-    kernel does not permit the write, the values stay readable for this user and root.
+    kernel does not permit the write, the values stay readable for this user and root. Called as soon as the credentials
+    have been read: by the launchers, by torchrun's handler, by a master, and by a command for running jobs.
     """
     held = [os.fsencode(name) for name in VARIABLES if os.environ.pop(name, None) is not None]
     if held:
@@ -69,14 +70,15 @@ def _overwrite(names: Sequence[bytes]) -> None:
 
 def read_token(conf: RdzvConf, environ: Mapping[str, str]) -> str:
     """The job's token, empty if none is given: from the file of `--rdzv-conf`, else from the variable, else from the
-    file that a variable names."""
+    file that a variable names. Called for a rendezvous at a master, and by a master that got no token from its
+    launcher."""
     return _read_secret("token", conf.token_file, TOKEN_VARIABLE, TOKEN_FILE_VARIABLE, environ)
 
 
 def token_warnings(token: str, conf: RdzvConf, environ: Mapping[str, str]) -> list[str]:
     """A warning if others could guess or read the token that `read_token` returned.
 
-    The file is not read again: it may be a pipe.
+    The file is not read again: it may be a pipe. Called after `read_token`, by both of its callers.
     """
     if not token:
         return []
@@ -135,7 +137,7 @@ def _checked(kind: str, where: str, text: str) -> str:
 
 def read_tls(conf: RdzvConf, names: tuple[str, str, str]) -> kinds.TlsSpec | None:
     """The TLS files that the keys of these names give (`MASTER_TLS`, `ETCD_TLS`), by their absolute paths; None if none
-    is given."""
+    is given. Called for a rendezvous at a master or in etcd, and by a master."""
     ca, cert, key = files = [cast("FlagValue | None", getattr(conf, name)) for name in names]
     if not any(files):
         return None

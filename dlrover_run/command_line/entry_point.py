@@ -42,7 +42,7 @@ def run(program: Program, argv: Sequence[str] | None = None) -> int:
 
 def job_or_code(program: Program, argv: Sequence[str]) -> Any:
     """The job of a command line, with its warnings printed, of the type that the program's `launch` takes; or the exit
-    code after a request or an error."""
+    code after a request or an error. Called by `run`, and by `api.main` for Python code that has a command line."""
     try:
         line = parse_argv(argv, program)
         if line.request is not None:
@@ -53,7 +53,8 @@ def job_or_code(program: Program, argv: Sequence[str]) -> Any:
 
 
 def refuse_reserved(program: Program, script: str) -> None:
-    """Refuse a script whose name, without a directory, is the name of a subcommand."""
+    """Refuse a script whose name, without a directory, is the name of a subcommand. Called by dlrover-run for a script,
+    also with `--run-path`; a module or a program cannot be confused with one."""
     if script in program.subcommands:
         problem = "is a subcommand, which must come before all flags"
         raise SpecError(f"{script!r} {problem}: give ./{script} to run a script of this name.")
@@ -65,7 +66,7 @@ def report(name: str, sentence: str) -> None:
 
 
 def report_error(name: str, error: SpecError) -> int:
-    """Print an error; the exit code."""
+    """Print an error; the exit code. Called when a command line is refused, or a launch, or a subcommand."""
     report(name, str(error))
     if isinstance(error, UsageError):
         print(f"Try '{name} --help'.", file=sys.stderr)

@@ -156,7 +156,7 @@ def _tcsh_script(program: Program) -> str:
 
 def _print_keys(program: Program, *, connection_only: bool = False) -> None:
     """The keys of `--rdzv-conf` that have an effect, drawn as typer draws the flags; or only those that a command for
-    running jobs reads."""
+    running jobs reads. Called after the help of a launcher, and after that of a command which takes `--rdzv-conf`."""
     defaults = rdzv_keys.defaults()
     keys = Table(show_header=False, box=None, pad_edge=False, expand=True)
     keys.add_column(style="bold cyan", no_wrap=True)
@@ -286,7 +286,8 @@ def _command(program: Program, needed: Container[str] = (), *, with_underscores:
 
 
 def with_parameters(function: Callable[..., Any], parameters: Sequence[inspect.Parameter]) -> Callable[..., Any]:
-    """The function, of which typer takes these parameters for its own."""
+    """The function, of which typer takes these parameters for its own. Called for the launch command line here, and for
+    each command for running jobs."""
     signed: Any = function
     signed.__signature__ = inspect.Signature(parameters)
     signed.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}

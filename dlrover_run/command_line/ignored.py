@@ -24,7 +24,8 @@ _PASSWORD_INSTEAD_OF_TOKEN = {
 def rendezvous_warnings(
     rendezvous: Rendezvous, conf: RdzvConf, environ: Mapping[str, str], *, spares_given: bool = False
 ) -> Iterator[str]:
-    """Warnings about keys of `--rdzv-conf`, `--spares` and token variables."""
+    """Warnings about keys of `--rdzv-conf`, `--spares` and token variables. Called by both launchers once the
+    rendezvous is resolved."""
     for name in conf.unknown:
         meant = closest(name, [key.name for key in rdzv_keys.TABLE if key.help])
         hint = f"; did you mean {meant}?" if meant else "."
@@ -60,7 +61,8 @@ def _requires(what: str, scope: Scope) -> str:
 
 
 def unmet_needs(flags: FlagValues, rules: JobRules) -> Iterator[str]:
-    """Warnings about flags that have no effect without another one, by the column `needs` of the table."""
+    """Warnings about flags that have no effect without another one, by the column `needs` of the table. Called by
+    `flag_warnings` for dlrover-run, and by tf-ps-run."""
     for flag in flags.flags.values():
         given = flags.explicit(flag.dest) if flag.needs else None
         if given is None or not (flag.value or flags.is_on(flag.dest)):

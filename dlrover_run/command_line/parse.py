@@ -48,7 +48,9 @@ _NEGATIVE_NUMBER = re.compile(r"-\d+|-\d*\.\d+")
 
 
 def parse_argv(argv: Sequence[str], program: Program = DLROVER_RUN) -> CommandLine:
-    """Parse a command line. Raises UsageError when a flag is unknown, ambiguous or lacks its value."""
+    """Parse a command line. Raises UsageError when a flag is unknown, ambiguous or lacks its value. Called by the entry
+    point of both programs, by `cli.parse` of each, for Python code that has a command line, and by a shell's completion
+    for the words before the cursor."""
     by_spelling = program.by_spelling
     line = CommandLine({})
     position = 0

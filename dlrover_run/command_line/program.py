@@ -46,7 +46,8 @@ class Program:
 
     @property
     def completion_variable(self) -> str:
-        """The variable that the shell's completion script sets when it asks for candidates."""
+        """The variable that the shell's completion script sets when it asks for candidates. Read by the entry point to
+        see whether a shell asks, and by what makes the completion scripts."""
         return f"_{self.name.replace('-', '_').upper()}_COMPLETE"
 
     @cached_property

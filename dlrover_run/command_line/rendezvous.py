@@ -102,7 +102,8 @@ class Rendezvous(NamedTuple):
 
     @property
     def nodes_apart(self) -> bool:
-        """Whether the job has several nodes that do not communicate."""
+        """Whether the job has several nodes that do not communicate. Asked by features that need nodes to communicate,
+        before they warn or refuse."""
         return self.max_nodes > 1 and not self.coordinated
 
 
@@ -228,7 +229,8 @@ def _with_store(args: RendezvousArgs, backend: Backend, word: FlagValue, min_nod
 
 def unread_hints(args: RendezvousArgs) -> tuple[str, ...]:
     """Warnings of variables that other programs use too, and that hold no rank or name of a node as they would for this
-    one. They are hints, so the job begins without them; flags and variables of our own are refused."""
+    one. They are hints, so the job begins without them; flags and variables of our own are refused. Called for a
+    rendezvous at a master or in a store."""
     found = []
     if args.node_rank is None and not _first_fit(args.environ, RANK_VARIABLES, _is_rank):
         hint = _first_set(args.environ, RANK_VARIABLES)
@@ -324,7 +326,8 @@ def _assumed_defaults(args: RendezvousArgs, nodes: int, address: str, port: int)
 
 def parse_members(source: str, text: str, backend: Backend) -> tuple[tuple[tuple[str, int], ...], str]:
     """The members of a store as `etcdctl --endpoints` takes them: several of them, with or without `http://` or
-    `https://`, and the scheme, empty if there is none. Raises SpecError."""
+    `https://`, and the scheme, empty if there is none. Raises SpecError. Called for the endpoint of a job of several
+    nodes, and for that of a single node, where it is only checked."""
     # Checked first, because the other errors quote the text.
     if "@" in text:
         raise SpecError(

@@ -69,7 +69,8 @@ def make_rules(flags: FlagValues, nodes: FlagValue, rendezvous: Rendezvous, conf
 
 
 def adjust_rules(rules: JobRules, rendezvous: Rendezvous, conf: RdzvConf) -> JobRules:
-    """The rules with the `lost_after` that fits the backend."""
+    """The rules with the `lost_after` that fits the backend. Called by `make_rules` for dlrover-run, and by
+    tf-ps-run."""
     if not rendezvous.coordinated:
         # Nodes learn nothing of each other, so no loss of a node can explain a failure.
         return replace(rules, lost_after=0.0)

@@ -18,7 +18,8 @@ INTERPRETER_VARIABLE = "PYTHON_EXEC"
 
 
 def require_script(line: CommandLine) -> str:
-    """The script of the command line. Raises UsageError when there is none."""
+    """The script of the command line. Raises UsageError when there is none. Called before anything else is read of the
+    entry point, by dlrover-run and by `python_entrypoint`."""
     if line.script is None:
         raise UsageError("No script was given: name the script to run after the flags.")
     return line.script
@@ -26,7 +27,7 @@ def require_script(line: CommandLine) -> str:
 
 def python_entrypoint(line: CommandLine, environ: Mapping[str, str], program: Program, *, module: bool) -> Entrypoint:
     """A script, or a module for `python -m`, with its interpreter, for a launch by that program. Raises SpecError when
-    it does not exist."""
+    it does not exist. Called by both launchers."""
     target = require_script(line)
     python = environ.get(INTERPRETER_VARIABLE) or sys.executable
     if python != sys.executable:
@@ -41,7 +42,7 @@ def python_entrypoint(line: CommandLine, environ: Mapping[str, str], program: Pr
 
 def check_script(path: str, args: Sequence[str], program: Program) -> None:
     """Refuse a script that Python cannot run: neither a file nor a directory with a `__main__`. `args` are its
-    arguments, which help to guess what was meant."""
+    arguments, which help to guess what was meant. Called for a script, and by dlrover-run for one of `--run-path`."""
     if path == STANDARD_INPUT:
         return
     if os.path.isdir(path):

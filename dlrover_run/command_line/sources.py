@@ -31,7 +31,8 @@ class FlagValues:
         self.flags = flags
 
     def with_cluster(self, detected: Mapping[str, FlagValue]) -> FlagValues:
-        """The values with those of the cluster, by `Flag.dest`, below flags and variables and above the defaults."""
+        """The values with those of the cluster, by `Flag.dest`, below flags and variables and above the defaults.
+        Called by both launchers for a detected job."""
         return FlagValues(self._given, self._environ, self.flags, detected)
 
     def all(self, dest: str) -> list[FlagValue]:

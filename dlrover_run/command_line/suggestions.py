@@ -19,7 +19,8 @@ OTHER_NAMES = {
 
 
 def closest(word: str, candidates: Collection[str]) -> str | None:
-    """The candidate that is most like the word; None if none is like it."""
+    """The candidate that is most like the word; None if none is like it. Called for a flag, a key, a subcommand and a
+    script that do not exist."""
     import difflib
 
     return next(iter(difflib.get_close_matches(word, list(candidates), n=1)), None)

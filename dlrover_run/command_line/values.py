@@ -104,7 +104,8 @@ def seconds(source: str, text: str, *, zero_allowed: bool) -> float:
 
 
 def memory_size(source: str, text: str, *, zero_allowed: bool = False) -> int:
-    """A size of memory in whole MiB: `4Gi`, `512Mi`, `4G` (10^9 bytes each), or a plain number of bytes."""
+    """A size of memory in whole MiB: `4Gi`, `512Mi`, `4G` (10^9 bytes each), or a plain number of bytes. Called for
+    flags of a feature, and by tf-ps-run for the memory of its tasks."""
     remedy = "give a size such as 4Gi or 512Mi"
     found = _SIZE.fullmatch(text.strip())
     if found is None:
@@ -125,12 +126,14 @@ def choice(source: str, text: str, allowed: Sequence[str]) -> str:
 
 
 def node_range(source: str, text: str) -> tuple[int, int]:
-    """`N` or `MIN:MAX` nodes as the pair (MIN, MAX)."""
+    """`N` or `MIN:MAX` nodes as the pair (MIN, MAX). Called wherever a number of nodes is read: for the rendezvous, for
+    the size that a cluster gives, and by features."""
     return number_range(source, text, "nodes", zero_allowed=False)
 
 
 def number_range(source: str, text: str, what: str, *, zero_allowed: bool) -> tuple[int, int]:
-    """`N` or `MIN:MAX` as the pair (MIN, MAX); `what` names the things counted."""
+    """`N` or `MIN:MAX` as the pair (MIN, MAX); `what` names the things counted. Called by `node_range`, and by
+    tf-ps-run for its numbers of servers and workers."""
     remedy = f"give N or MIN:MAX with 0 {'<=' if zero_allowed else '<'} MIN <= MAX"
     parts = text.split(":")
     try:
@@ -176,6 +179,8 @@ def _without_brackets(text: str) -> str | None:
 
 
 def shared_name(source: str, text: str, *, empty_allowed: bool = False) -> str:
+    """The text, if it can be a name that is the same on all nodes; raises SpecError otherwise. Called for the job's id
+    and for the role of its workers."""
     if not (empty_allowed or text) or len(text) > MAX_NAME_LENGTH or not text.isprintable():
         least = 0 if empty_allowed else 1
         problem = f"must be {least}-{MAX_NAME_LENGTH} printable characters"
@@ -242,7 +247,8 @@ def signals(source: str, text: str, prefix: str = "") -> tuple[signal.Signals, .
 
 
 def forwarded_signals(value: FlagValue, handled: FlagValue) -> tuple[signal.Signals, ...]:
-    """Names of signals to pass on, with or without SIG, in the order given; none of them may be in `handled`."""
+    """Names of signals to pass on, with or without SIG, in the order given; none of them may be in `handled`. Called by
+    both launchers."""
     if not value.text:
         return ()
     chosen = signals(*value, "SIG")
@@ -256,7 +262,8 @@ def forwarded_signals(value: FlagValue, handled: FlagValue) -> tuple[signal.Sign
 
 
 def preemption_notice(value: FlagValue, others: Sequence[FlagValue]) -> PreemptionNotice | None:
-    """`SIGNAL@SECONDS`, as Slurm writes it; None for an empty text. The signal may not be in one of the `others`."""
+    """`SIGNAL@SECONDS`, as Slurm writes it; None for an empty text. The signal may not be in one of the `others`.
+    Called by both launchers."""
     if not value.text:
         return None
     name, _, seconds_text = value.text.partition("@")

@@ -24,24 +24,29 @@ always exits with that code would be restarted for ever; each further exit count
 
 def may_try_servers(limits: ClusterRules, cluster: Cluster) -> bool:
     """Whether new servers may be started beside those that train. If these fail too often the job continues, but no
-    further ones are tried."""
+    further ones are tried. Asked before a planned change begins or a server gets more memory (`cluster/reshape`),
+    before an operator's number of servers is granted (`cluster/scaling`), and before the job chooses another number
+    (`cluster/autoscaling`)."""
     return cluster.role_state(Role.PS).failures <= limits.max_restarts
 
 
 def limit_of(limits: ClusterRules, cluster: Cluster, role: Role, rank: int) -> int:
-    """The memory limit in MiB of a new task of that rank, 0 for none."""
+    """The memory limit in MiB of a new task of that rank, 0 for none. Called for each new task (`cluster/placement`),
+    and by `cluster/reshape` to see which servers have less than that."""
     raised = (limit.memory_mib for limit in cluster.memory_limits if (limit.role, limit.rank) == (role, rank))
     return next(raised, ROLES[role].memory(limits))
 
 
 def more_memory(limits: ClusterRules, memory: int) -> int:
-    """The memory limit in MiB after one that was too low; the same one when it must not grow."""
+    """The memory limit in MiB after one that was too low; the same one when it must not grow. Called by `raise_limit`,
+    and by `cluster/reshape` to see whether a server near its limit can get more."""
     more = memory * MEMORY_FACTOR
     return more if not limits.max_memory else max(memory, min(more, limits.max_memory))
 
 
 def raise_limit(limits: ClusterRules, cluster: Cluster, task: PlannedTask) -> Cluster:
-    """Give the rank of that task more memory from now on, if it had a limit."""
+    """Give the rank of that task more memory from now on, if it had a limit. Called when a task was killed for its
+    memory, and by `cluster/reshape` when a server is near its limit."""
     memory = more_memory(limits, task.memory_mib)
     if memory <= limit_of(limits, cluster, task.role, task.rank):
         return cluster
@@ -53,7 +58,8 @@ def raise_limit(limits: ClusterRules, cluster: Cluster, task: PlannedTask) -> Cl
 def consume_restarts(limits: ClusterRules, cluster: Cluster, losses: list[LostTask]) -> tuple[Cluster, Reasons]:
     """Charge tasks of one role that ended together; also why the job cannot continue, to follow the ends, or nothing.
     However many tasks ended, that is one restart: had the first end been reported alone, the others would have ended
-    with its version."""
+    with its version. Called when servers are lost or another task has ended (`cluster/failures`), and when servers of a
+    planned change fail before they are used (`cluster/reshape`)."""
     charged: set[EndCause] = set()
     for loss in losses:
         if loss.free:

@@ -69,7 +69,7 @@ def _makes_version(task: PlannedTask) -> bool:
 
 def _is_bound(cluster: Cluster, role: Role) -> bool:
     """Whether a task of the role can move to another node only with a new version: from the moment when the servers
-    have answered, data queues on its node may be in use."""
+    have answered, data queues on its node may be in use. Asked before such a task is moved, replaced or added."""
     return ROLES[role].loss is Loss.RESTART_IN_PLACE and cluster.servers_ready_at is not None
 
 

@@ -126,7 +126,8 @@ class ServerBounds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     refused: Count = 0
 
     def allow(self, servers: int) -> bool:
-        """Whether the tables can be read with that many parameter servers."""
+        """Whether the tables can be read with that many parameter servers. Asked about an operator's number of servers
+        (`cluster/scaling`), and about the next servers when a version begins (`cluster/versions`)."""
         return self.least <= servers <= self.most
 
 
@@ -364,7 +365,9 @@ class Cluster(msgspec.Struct, PlanPart, frozen=True, kw_only=True, forbid_unknow
         return next((state for state in self.roles if state.role is role), RoleState(role))
 
     def with_role(self, state: RoleState, **changes: Any) -> Cluster:
-        """The cluster with that state of a role, and these changes of it."""
+        """The cluster with that state of a role, and these changes of it. Called when the restarts, the ids or the
+        ended tasks of a role change (`cluster/budgets`, `cluster/placement`, `cluster/failures`), and when a server
+        near its memory limit is counted (`cluster/reshape`)."""
         state = msgspec.structs.replace(state, **changes)
         others = [other for other in self.roles if other.role is not state.role]
         return msgspec.structs.replace(self, roles=tuple(sorted([*others, state], key=lambda one: one.role)))

@@ -16,7 +16,9 @@ Places = dict[int, NodeKey]
 
 
 def replica_bounds(limits: ClusterRules, cluster: Cluster, role: Role) -> tuple[int, int]:
-    """The fewest and the most tasks of a role; of servers, also as the tables of the model allow."""
+    """The fewest and the most tasks of a role; of servers, also as the tables of the model allow. Called for the ranks
+    and the minimum of a role (here), for the sizes among which a job chooses (`cluster/autoscaling`), and for the
+    answer to an operator (`cluster/scaling`)."""
     least, most = limits.replicas(role)
     if role is Role.PS and cluster.server_bounds is not None:
         return max(least, cluster.server_bounds.least), min(most, cluster.server_bounds.most)
@@ -24,8 +26,9 @@ def replica_bounds(limits: ClusterRules, cluster: Cluster, role: Role) -> tuple[
 
 
 def desired_ranks(limits: ClusterRules, cluster: Cluster, role: Role) -> list[int]:
-    """The ranks that tasks of the role shall have if capacity allows; those that have succeeded are not needed
-    again."""
+    """The ranks that tasks of the role shall have if capacity allows; those that have succeeded are not needed again.
+    Called while nodes gather and when a version begins (`cluster/versions`), when tasks end, are missing or are too
+    many (`cluster/failures`), and to see whether the servers should change (`cluster/reshape`)."""
     least, most = replica_bounds(limits, cluster, role)
     return _unfinished(cluster, role, clamp(cluster.wanted(role, least), least, most))
 
@@ -41,7 +44,9 @@ def _unfinished(cluster: Cluster, role: Role, number: int) -> list[int]:
 
 
 def min_tasks(limits: ClusterRules, cluster: Cluster, role: Role) -> int:
-    """How many tasks of the role the job cannot do without."""
+    """How many tasks of the role the job cannot do without. Called to see whether a version can begin
+    (`cluster/versions`), has had too few tasks for too long (`cluster/failures`), or can get other servers
+    (`cluster/reshape`)."""
     least, _ = replica_bounds(limits, cluster, role)
     # Tasks that never end by themselves never succeed, so all of them stay needed.
     return min(least, len(desired_ranks(limits, cluster, role))) if ROLES[role].ends_with_training else least
@@ -53,6 +58,8 @@ def clamp(desired: int | None, least: int, most: int) -> int:
 
 
 def slots(view: ClusterView, role: Role) -> dict[NodeKey, int]:
+    """The slots of each node for tasks of that role; nodes without any are left out. Called whenever tasks get their
+    nodes: by `choose_node` and `server_places`, and by `versions.begin_version` for the other roles."""
     found = {}
     for p in view.hosts:
         number = sum(one.slots for one in view.node_tasks[p.report.key].capacity if one.role is role)
@@ -62,12 +69,16 @@ def slots(view: ClusterView, role: Role) -> dict[NodeKey, int]:
 
 
 def all_slots(view: ClusterView, role: Role) -> int:
+    """The slots of all nodes for tasks of that role. Called while nodes gather (`cluster/versions`), for a chief that
+    has to leave (`cluster/reshape`), and to see how many tasks a choice or an operator can have (`cluster/autoscaling`,
+    `cluster/scaling`)."""
     return sum(slots(view, role).values())
 
 
 def spread(ranks: Iterable[int], free: Mapping[NodeKey, int], before: Mapping[int, NodeKey]) -> Places:
     """The ranks on nodes with `free` slots: each where it was `before` if it can stay, the others evenly. The highest
-    ranks, for which there is no slot, are left out."""
+    ranks, for which there is no slot, are left out. Called for the servers by `server_places`, and for the other roles
+    when a version begins."""
     ranks = list(ranks)
     left = dict(free)
     places: Places = {}
@@ -96,15 +107,16 @@ def _close_gaps(ranks: list[int], places: Places) -> Places:
 
 
 def server_places(view: ClusterView, cluster: Cluster) -> Places:
-    """Where the servers of the next version would be; those that can stay on their node do."""
+    """Where the servers of the next version would be; those that can stay on their node do. Called while nodes gather
+    and when a version begins (`cluster/versions`), and to see whether the servers should change (`cluster/reshape`)."""
     current = tasks_of(cluster, Role.PS)
     before = {task.rank: host_of(task) for task in current if not view.is_leaving(host_of(task))}
     return spread(desired_ranks(view.limits, cluster, Role.PS), slots(view, Role.PS), before)
 
 
 def choose_node(view: ClusterView, cluster: Cluster, role: Role, before: NodeKey | None = None) -> NodeKey | None:
-    """A node with a slot for one more task of that role: `before` if it has one, else the node that hosts the
-    fewest."""
+    """A node with a slot for one more task of that role: `before` if it has one, else the node that hosts the fewest.
+    Called by `cluster/failures` for a task whose node leaves, that has ended, or that is missing."""
     free = slots(view, role)
     # Pairs, not keys: this loop runs for each of thousands of workers that end together.
     hosted = Counter((task.node_id, task.incarnation) for task in cluster.tasks if task.role is role)
@@ -115,7 +127,8 @@ def choose_node(view: ClusterView, cluster: Cluster, role: Role, before: NodeKey
 def new_task(
     view: ClusterView, cluster: Cluster, role: Role, rank: int, version: int, node: NodeKey
 ) -> tuple[Cluster, PlannedTask]:
-    """A new task on that node, with an id that was never given out."""
+    """A new task on that node, with an id that was never given out. Called by `cluster/failures` for the task of one
+    node that leaves, one that has ended or one that is missing, and by `new_tasks`."""
     state = cluster.role_state(role)
     number = max(state.ids, view.next_unseen_id(role))
     task = PlannedTask(
@@ -134,6 +147,8 @@ def new_task(
 def new_tasks(
     view: ClusterView, cluster: Cluster, role: Role, places: Places, version: int
 ) -> tuple[Cluster, tuple[PlannedTask, ...]]:
+    """A new task for each rank, on its node. Called when a version begins (`cluster/versions`), and when servers start
+    beside the current ones (`cluster/reshape`)."""
     tasks = []
     for rank, node in sorted(places.items()):
         cluster, task = new_task(view, cluster, role, rank, version, node)

@@ -51,7 +51,8 @@ def workers_left(view: ClusterView, plan: Plan, cluster: Cluster) -> bool:
 
 
 def _leave_first(cluster: Cluster) -> list[PlannedTask]:
-    """The workers, and the tasks of any other role that leaves before the chief saves."""
+    """The workers, and the tasks of any other role that leaves before the chief saves. Called to see whether they have
+    left, and to name those that did not in time."""
     return [task for task in cluster.tasks if ROLES[task.role].leaves_first]
 
 
@@ -135,7 +136,8 @@ def _begin(view: ClusterView, plan: Plan, cluster: Cluster) -> Plan | None:
 def _with_next(
     view: ClusterView, plan: Plan, cluster: Cluster, reasons: Reasons, stage: Stage, tasks: tuple[PlannedTask, ...] = ()
 ) -> Plan:
-    """The plan with these next servers; without any, another change may begin."""
+    """The plan with these next servers; without any, another change may begin. Called when they start; and without any
+    when the change fails, or other servers are desired by then."""
     return view.update(
         plan, cluster, reasons, stage=stage, since=view.now, next_servers=tasks, next_ports_held_at=None, until=None
     )

@@ -174,7 +174,8 @@ class RoleSpec:
 
     @property
     def leaves_first(self) -> bool:
-        """Whether its tasks leave before the chief saves."""
+        """Whether its tasks leave before the chief saves. Asked while a planned change begins and until the chief saves
+        (`cluster/reshape`), and when a task ends meanwhile (`cluster/failures`)."""
         return self.uses_servers and not self.starts_while_leaving
 
 

@@ -130,7 +130,8 @@ register(ClusterCode, f"{NAME}.")
 
 
 def task_name(task: PlannedTask) -> str:
-    """`ps-1 (rank 1) on host-b`. A role with one task, such as the chief, has no rank in it."""
+    """`ps-1 (rank 1) on host-b`. A role with one task, such as the chief, has no rank in it. Called for reasons about
+    one task that moves or gets more memory (`cluster/failures`, `cluster/reshape`), and by the texts about several."""
     rank = f" (rank {task.rank})" if ROLES[task.role].numbered else ""
     return f"{task.key}{rank} on {task.host}"
 
@@ -151,13 +152,16 @@ def memory_size(memory: int) -> str:
 
 
 def lost_tasks(losses: Sequence[LostTask]) -> Reasons:
+    """The ends of these tasks, as far as they are shown. Called wherever such an end changes the plan
+    (`cluster/failures`, `cluster/reshape`, `cluster/scaling`, `cluster/autoscaling`)."""
     shown = [ClusterCode.LOST(task=task_name(loss.task), what=loss.end.exit_text) for loss in losses[:MAX_ENDS_SHOWN]]
     more = len(losses) - len(shown)
     return (*shown, ClusterCode.MORE_LOST(number=more)) if more else tuple(shown)
 
 
 def replacements(losses: Sequence[LostTask], tasks: Sequence[PlannedTask]) -> Reasons:
-    """Which of the tasks take the places of those that were lost."""
+    """Which of the tasks take the places of those that were lost. Called when a version replaces lost servers
+    (`cluster/versions`), and when one other task is replaced (`cluster/failures`)."""
     before = {loss.task.rank: loss.task for loss in losses}
     successors = [task for task in tasks if task.rank in before]
     if not successors:

@@ -69,7 +69,8 @@ def gather_text(view: ClusterView, plan: Plan, cluster: Cluster) -> tuple[Reason
 
 
 def _is_empty(view: ClusterView, plan: Plan) -> bool:
-    """Whether no node has come yet, so that no timeout runs."""
+    """Whether no node has come yet, so that no timeout runs. Asked by the decision, its deadlines and its text alike,
+    as is `_awaited`."""
     return not plan.key.number and not view.hosts
 
 
@@ -99,7 +100,7 @@ def _is_full(view: ClusterView, cluster: Cluster) -> bool:
 
 def _shortage(view: ClusterView, cluster: Cluster, ps: int) -> Reasons:
     """What there is no slot for that every version needs, with slots for that many servers; empty when there are slots
-    for the minimum of each role."""
+    for the minimum of each role. Called while nodes gather, and when a version begins."""
     found = {role: ps if role is Role.PS else all_slots(view, role) for role in ROLES}
     least = {role: min_tasks(view.limits, cluster, role) for role in ROLES}
     missing = [(role, found[role], least[role]) for role in ROLES if found[role] < least[role]]
@@ -112,7 +113,9 @@ def begin_version(
     """The plan in which the next version starts, or in which its nodes gather when there are too few slots.
 
     The next servers take part if there are any, because nothing was ever stored in them. With `rolled_back` the model
-    goes back to a checkpoint, so workers that have succeeded are needed again.
+    goes back to a checkpoint, so workers that have succeeded are needed again. Called when enough nodes have gathered
+    (here), when servers are lost or a chief must move (`cluster/failures`), when a planned change is over
+    (`cluster/reshape`), and when the model needs another number of servers (`cluster/scaling`).
     """
     limits, number = view.limits, max(plan.key.number, cluster.version) + 1
     cluster = _close_version(view, cluster, rolled_back)
@@ -153,7 +156,9 @@ def begin_version(
 def fail(
     view: ClusterView, plan: Plan, cluster: Cluster | None, reasons: Reasons, loss: LostTask | None = None
 ) -> Plan:
-    """The job fails, because of the end of a task if there is one."""
+    """The job fails, because of the end of a task if there is one. Called when nodes do not come or leave for good and
+    when processes of earlier versions stay (here), when restarts are used up or tasks are missing for too long
+    (`cluster/failures`), and when no number of servers fits the model (`cluster/scaling`)."""
     failure = plan.failure
     if loss is not None:
         end = loss.end
@@ -282,7 +287,8 @@ def open_gate(view: ClusterView, plan: Plan, cluster: Cluster) -> Plan | None:
 
 
 def leftover_deadline(view: ClusterView, cluster: Cluster) -> float | None:
-    """Until when the end of processes of earlier versions is waited for: as long as a chief has, and as long again."""
+    """Until when the end of processes of earlier versions is waited for: as long as a chief has, and as long again.
+    Called for the deadlines of the engine, and by `open_gate`."""
     if cluster.stage is not Stage.STARTING or cluster.servers_ready_at is None:
         return None
     chief_since = max((task.since for task in tasks_of(cluster, Role.CHIEF)), default=cluster.servers_ready_at)

@@ -99,7 +99,8 @@ class ClusterView:
         return p is None or p.is_lost(self.now) or p.has_left
 
     def is_leaving(self, key: NodeKey) -> bool:
-        """Whether that node is lost, or was asked to leave."""
+        """Whether that node is lost, or was asked to leave. Asked for tasks that have to move (`cluster/failures`,
+        `cluster/reshape`), and for places that tasks may keep (`cluster/placement`, `cluster/versions`)."""
         return self.is_lost(key) or self.nodes[key].is_draining
 
     def is_disconnected(self, key: NodeKey) -> bool:
@@ -107,11 +108,15 @@ class ClusterView:
         return not self.is_lost(key) and not self.nodes[key].connected
 
     def pending_reconnect(self, plan: Plan) -> float | None:
-        """The time at which each member with a broken connection is either back or lost; None without such members."""
+        """The time at which each member with a broken connection is either back or lost; None without such members.
+        Asked by each rule before a loss or a change costs something: more nodes may be lost with the first."""
         times = (self.nodes[m.key].lost_at for m in plan.members if not self.is_lost(m.key))
         return max((time for time in times if time is not None), default=None)
 
     def status_of(self, task: PlannedTask) -> TaskStatus | None:
+        """What the node of the task has last reported of it; None before that. Asked for what only a report has:
+        memory, steps, ports, bounds (`cluster/reshape`, `cluster/scaling`, `cluster/versions`), and by the questions
+        below."""
         return self._statuses.get((host_of(task), task.key))
 
     def stage_of(self, task: PlannedTask) -> TaskStage | None:
@@ -123,7 +128,9 @@ class ClusterView:
         return self.stage_of(task) in (TaskStage.STARTED, TaskStage.READY)
 
     def is_ready(self, task: PlannedTask) -> bool:
-        """Whether the task is ready, and its node here."""
+        """Whether the task is ready, and its node here. Asked before a version lets its workers in
+        (`cluster/versions`), before the servers change (`cluster/reshape`), and before a size is measured
+        (`cluster/autoscaling`)."""
         return self.stage_of(task) is TaskStage.READY and not self.is_lost(host_of(task))
 
     def has_succeeded(self, task: PlannedTask) -> bool:
@@ -132,6 +139,9 @@ class ClusterView:
         return status is not None and status.end is not None and status.end.cause is EndCause.SUCCESS
 
     def loss_of(self, cluster: Cluster, task: PlannedTask) -> LostTask | None:
+        """How the task was lost: it has ended, its node is lost, or it was not ready in time; None while it is not.
+        Asked by each rule about tasks that end (`cluster/failures`), and when a change concludes or a version takes its
+        next servers (`cluster/reshape`, `cluster/versions`)."""
         status, host = self.status_of(task), host_of(task)
         if status is not None and status.stage is TaskStage.ENDED:
             end = status.end or TaskEnd(EndCause.FAILURE, "has ended")
@@ -147,11 +157,13 @@ class ClusterView:
         return None
 
     def losses_of(self, cluster: Cluster, tasks: tuple[PlannedTask, ...]) -> list[LostTask]:
+        """Those of the tasks that are lost. Called for the servers (`cluster/failures`), the next servers
+        (`cluster/reshape`), and workers whose number was only tried (`cluster/autoscaling`)."""
         return [loss for task in tasks if (loss := self.loss_of(cluster, task)) is not None]
 
     def ready_deadline(self, cluster: Cluster, task: PlannedTask) -> float | None:
-        """When the task is given up unless it is ready by then; None while it waits for other tasks, or has no
-        limit."""
+        """When the task is given up unless it is ready by then; None while it waits for other tasks, or has no limit.
+        Called by `loss_of`, and for the deadlines of the engine."""
         stage, after = self.stage_of(task), ROLES[task.role].ready_after
         if stage is TaskStage.READY or after is None:
             return None
@@ -223,4 +235,5 @@ def without(cluster: Cluster, *tasks: PlannedTask) -> Cluster:
 
 
 def with_task(cluster: Cluster, task: PlannedTask) -> Cluster:
+    """The cluster with that task too. Called by `cluster/failures` for each task that starts while a version runs."""
     return msgspec.structs.replace(cluster, tasks=(*cluster.tasks, task))
