@@ -1,9 +1,6 @@
 """The messages of both programs, as the golden file `command_line_messages.txt` has them.
 
-Each command line in the file is read, and its errors and warnings are compared; nothing is launched. To accept changed
-messages:
-
-    UPDATE_GOLDEN=1 python -m pytest tests/command_line/test_command_line_messages.py
+Each command line in the file is read, and its errors and warnings are compared; nothing is launched.
 """
 
 from __future__ import annotations
@@ -15,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from command_lines import fake_etcd3, isolate, write_pems
+from support.golden import assert_answers
 
 from dlrover_run import cli, exit_codes
 from dlrover_run.command_line import entry_point
@@ -74,15 +72,4 @@ def messages(command: str, here: Path, capsys: pytest.CaptureFixture[str]) -> st
 
 
 def test_the_messages_are_those_of_the_golden_file(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    golden = GOLDEN.read_text()
-    found = []
-    for line in golden.splitlines():
-        if line.startswith("# "):
-            found.append(f"{line}\n")
-        elif line.startswith("$ "):
-            found.append(f"{line}\n{messages(line.removeprefix('$ '), here, capsys)}")
-    text = "\n".join(found)
-    if os.environ.get("UPDATE_GOLDEN"):
-        GOLDEN.write_text(text)
-    assert len(found) > 200
-    assert text == GOLDEN.read_text()
+    assert len(assert_answers(GOLDEN, lambda command: messages(command, here, capsys).removesuffix("\n"))) > 200

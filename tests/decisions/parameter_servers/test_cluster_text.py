@@ -64,16 +64,3 @@ def test_a_code_is_called_with_the_parameters_of_its_template(code: ClusterCode)
     assert places, "no decision reports it"
     for given, place in places:
         assert parameters(code.value) <= given, place
-
-
-@pytest.mark.parametrize(
-    ("code", "parameters", "text"),
-    [
-        (ClusterCode.NODES_HERE, {"number": 1}, "1 node is here"),
-        (ClusterCode.NODES_HERE, {"number": 0}, "0 nodes are here"),
-        (ClusterCode.RESTARTS_USED, {"most": 1, "whose": "workers"}, "the one restart of workers was used"),
-        (ClusterCode.RESTARTS_USED, {"most": 3, "whose": "workers"}, "all 3 restarts of workers were used"),
-    ],
-)
-def test_a_number_chooses_the_text(code: ClusterCode, parameters: dict[str, object], text: str) -> None:
-    assert str(code(**parameters)) == text
