@@ -96,7 +96,7 @@ class ModuleProbe(NamedTuple):
 def probe_interpreter(python: str, module: str, environ: Mapping[str, str]) -> ModuleProbe:
     """Ask another interpreter for a top-level module, with the search path that the processes of the job will have.
     Nothing of the user's is imported. Called when the job has an interpreter other than this one: for the module of
-    `--module`, and by tf-ps-run for tensorflow."""
+    `--module`, and by tf-ps-run for its framework."""
     import subprocess
 
     try:

@@ -8,6 +8,7 @@ from typing import Literal
 
 from dlrover_run.coordination.records.round import RankAssignment, RoundKey
 from dlrover_run.environment import without_outer_job
+from dlrover_run.features import FEATURES
 from dlrover_run.spec import Entrypoint, JobSpec, SpecError
 
 FUNCTION_WORKER = "dlrover_run.workers.function_worker"
@@ -21,8 +22,8 @@ for the launcher."""
 
 _REQUEUE_COUNTS = (REQUEUE_COUNT, "SLURM_RESTART_COUNT", "JOBSET_RESTART_ATTEMPT")
 
-SURVIVOR_VARIABLES = ("DLROVER_SURVIVOR_LINE", "DLROVER_SURVIVOR_TOKEN")
-"""The variables of `training.agent_line`: a launcher that runs in a worker of another one passes on none of them."""
+FEATURE_VARIABLES = tuple(name for feature in FEATURES for name in feature.worker_variables)
+"""What features give to a worker: a launcher that runs in a worker of another one passes on none of it."""
 
 
 def worker_environment(

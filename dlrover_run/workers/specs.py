@@ -22,7 +22,7 @@ from dlrover_run.output.run_directory import make_attempt_dirs, next_free_attemp
 from dlrover_run.processes.process import ManagedProcess, ProcessSpec
 from dlrover_run.spec import JobSpec, SpecError
 from dlrover_run.workers.environment import (
-    SURVIVOR_VARIABLES,
+    FEATURE_VARIABLES,
     command_line,
     fill_macros,
     python_program,
@@ -140,7 +140,7 @@ def build_worker_specs(
         else:
             environment = {**parent, **placed.environments[local_rank]}
         environment |= probe.marks.environment()
-        for name in SURVIVOR_VARIABLES:
+        for name in FEATURE_VARIABLES:
             environment.pop(name, None)
         environment.update(own(local_rank))
         environment[page.VARIABLE] = progress.path(local_rank)

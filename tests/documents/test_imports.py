@@ -101,7 +101,7 @@ def test_what_decides_knows_nothing_of_what_people_are_shown() -> None:
 
 
 FEATURE_WORDS = re.compile(
-    r"autoscal|\bsurvivors?\b|straggl|(node|network).?check|checkpoint.memory|--hook\b|\bhangs\b|tensorflow|"
+    r"autoscal|survivor|straggl|(node|network).?check|checkpoint.memory|--hook\b|\bhangs\b|tensorflow|"
     r"parameter.?server|has_rounds|have_rounds",
     re.I,
 )

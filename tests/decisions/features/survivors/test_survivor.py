@@ -25,7 +25,7 @@ from dlrover_run.training import agent_line, reconfigurable_group
 from dlrover_run.training.agent_line import AgentGone, AgentLine
 from dlrover_run.training.reconfigurable_group import ReconfigurableGroup
 from dlrover_run.training.survivor import NextRound, Round, Survivor
-from dlrover_run.workers.environment import SURVIVOR_VARIABLES
+from dlrover_run.workers.environment import FEATURE_VARIABLES
 
 STORE = Store("a", "1", "127.0.0.1", 7000)
 LOST = RuntimeError("Connection closed by peer [127.0.0.1]:1")
@@ -300,7 +300,7 @@ def test_a_line_that_is_no_message_is_refused(text: bytes) -> None:
 
 
 def test_both_sides_have_the_same_order_and_variables() -> None:
-    assert SURVIVOR_VARIABLES == (agent_line.LINE_VARIABLE, agent_line.TOKEN_VARIABLE)
+    assert {agent_line.LINE_VARIABLE, agent_line.TOKEN_VARIABLE} <= set(FEATURE_VARIABLES)
     assert set(agent_line.Order._fields) == set(
         msgspec.structs.asdict(agent_side.WorkerOrder((1, 1), 0, 1, "", 0, 1.0, 1.0))
     )
