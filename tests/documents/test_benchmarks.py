@@ -448,9 +448,9 @@ def test_the_tables_distinguish_bounds_from_figures_and_name_the_machine() -> No
     assert (report.ratio_text(0.052, bound=True), report.ratio_text(0.0043)) == ("<= 0.052", "0.0043")
 
 
-@pytest.mark.parametrize("benchmark", [launch, recovery, tf_recovery, check_cost, rendezvous, round_store])
-def test_stored_results_are_read_and_have_the_tables_beside_them(benchmark: object) -> None:
-    stored = benchmark.BENCHMARK  # type: ignore[attr-defined]
+@pytest.mark.parametrize("program", [launch, recovery, tf_recovery, check_cost, rendezvous, round_store])
+def test_stored_results_are_read_and_have_the_tables_beside_them(program: object) -> None:
+    stored = program.BENCHMARK  # type: ignore[attr-defined]
     path = report.RESULTS / stored.json
     results = report.read(path)
     assert [one.name for one in results] == stored.names()
