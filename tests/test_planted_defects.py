@@ -146,13 +146,13 @@ DEFECTS = {
         "test_worker_round.py::test_only_a_checkpoint_after_its_announcement_counts_for_a_planned_change",
     ),
     "the workers of an ended round count": Defect(
-        "dlrover_run/agent/node_state.py",
+        "dlrover_run/workers/adapter.py",
         "if current is None or current.key != state.round:",
         "if current is None:",
         "test_agent_rounds.py::test_a_node_that_loses_its_ranks_stops_its_workers_and_starts_new_ones_with_the_next",
     ),
     "a success is forgotten when the node leaves": Defect(
-        "dlrover_run/agent/node_state.py",
+        "dlrover_run/workers/adapter.py",
         "if current.group.succeeded:",
         "if current.group.succeeded and not leaving:",
         "test_agent_rounds.py::TestLeaving::test_no_other_node_restarts_when_its_workers_have_succeeded",

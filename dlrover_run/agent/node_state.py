@@ -1,16 +1,13 @@
-"""The state of this node in the job (identity, accepted ranks, ports held for stores) and the reports built from it."""
+"""The state of this node in the job: its identity, the ranks that it has accepted, the ports held for stores."""
 
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
-
-import msgspec
 
 from dlrover_run.agent.host import display_name
 from dlrover_run.agent.result import NodeRefused
 from dlrover_run.coordination.records.assignment import Assignment
-from dlrover_run.coordination.records.bounds import MAX_TRACE, MAX_WHAT
+from dlrover_run.coordination.records.bounds import MAX_WHAT
 from dlrover_run.coordination.records.plan import OVER
 from dlrover_run.coordination.records.report import NodePhase, NodeReport
 from dlrover_run.coordination.records.round import (
@@ -20,14 +17,9 @@ from dlrover_run.coordination.records.round import (
     RoundKey,
 )
 from dlrover_run.exit_reasons import RETRY
-from dlrover_run.failures import causes
-from dlrover_run.failures.worker_exit import WorkerExit
 from dlrover_run.processes.ports import HeldPort
 from dlrover_run.processes.process import StuckProcess
 from dlrover_run.spec import Entrypoint, JobSpec, SpecError
-
-if TYPE_CHECKING:
-    from dlrover_run.workers.round import WorkerRound
 
 
 def _program(entrypoint: Entrypoint) -> str:
@@ -139,40 +131,6 @@ class NodeState:
             self._port = None
 
 
-def build_report(state: NodeState, current: WorkerRound | None, leaving: bool, preparing: bool = False) -> NodeReport:
-    """The report on the round in which this node takes part; `current` is the round whose workers it has started.
-
-    A failure is reported only when its cause is known, a moment after the worker's end. `preparing`: workers that were
-    started now would wait for what is imported for them.
-    """
-    if current is None or current.key != state.round:
-        # The workers of an earlier round may still be ending; they do not count any more.
-        report = state.report(NodePhase.LEAVING if leaving else NodePhase.WAITING)
-        return msgspec.structs.replace(report, preparing=True) if preparing and state.ranks is None else report
-    if current.group.succeeded:
-        # Also when this node leaves: its workers are done, and the other nodes need no round without them.
-        return state.report(NodePhase.SUCCEEDED, progressed=True)
-    if leaving:
-        return state.report(NodePhase.LEAVING)
-    end = current.failure
-    if end is None:
-        marked = current.checkpoints
-        return msgspec.structs.replace(state.report(NodePhase.RUNNING), saves=marked.saves, saved_for=marked.saved_for)
-    return state.report(NodePhase.FAILED, build_failure(end, state.host), current.has_trained)
-
-
-def build_failure(end: WorkerExit, host: str) -> Failure:
-    """The record of the failure of a worker on the node `host`, cut to the limits of a report."""
-    return Failure(
-        rank=end.rank,
-        host=host,
-        exit_text=causes.describe_exit(end)[:MAX_WHAT],
-        lost_peer=causes.lost_peer(end),
-        trace=_clipped(causes.trace_lines(end)),
-        exit_status=end.exit_status,
-    )
-
-
 def leave_report(state: NodeState, gave_up: Exception | None) -> NodeReport:
     """The report that this node has left; `gave_up` is the error that made it leave, if any."""
     ranks = state.ranks
@@ -183,12 +141,3 @@ def leave_report(state: NodeState, gave_up: Exception | None) -> NodeReport:
     status = 0 if isinstance(gave_up, SpecError) else RETRY
     failure = Failure(ranks.first_rank, state.host, what[:MAX_WHAT], exit_status=status)
     return state.report(NodePhase.LEFT, failure)
-
-
-def _clipped(trace: list[str]) -> str:
-    """At most MAX_TRACE characters: the heading, and the end of the rest, where the cause is."""
-    text = "\n".join(trace)
-    if len(text) <= MAX_TRACE:
-        return text
-    heading = trace[0][:100] + "\n"
-    return heading + text[len(heading) - MAX_TRACE :]

@@ -1,4 +1,4 @@
-"""The torch adapter: the workers of this node as the agent's loop sees them, and their results."""
+"""The torch adapter: the workers of this node as the agent's loop sees them, its reports on them, and their results."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from dlrover_run.agent.framework import AgentServices, FrameworkAdapter
-from dlrover_run.agent.node_state import build_report, leave_report
+from dlrover_run.agent.node_state import NodeState, leave_report
 from dlrover_run.agent.reconcile import Action, DesiredTask, Replace, Start, Stop, StopMode, TaskState
 from dlrover_run.agent.result import JobResult, TaskResults, describe_unused, worker_results
 from dlrover_run.coordination.records.assignment import Assignment
+from dlrover_run.coordination.records.bounds import MAX_TRACE, MAX_WHAT
 from dlrover_run.coordination.records.plan import OVER, PlanPhase
-from dlrover_run.coordination.records.report import NodeReport
-from dlrover_run.coordination.records.round import RoundKey
+from dlrover_run.coordination.records.report import NodePhase, NodeReport
+from dlrover_run.coordination.records.round import Failure, RoundKey
+from dlrover_run.failures import causes
 from dlrover_run.failures.error_file import copy_root_cause
 from dlrover_run.failures.worker_exit import WorkerExit
 from dlrover_run.observe.page import Progress
@@ -263,3 +265,46 @@ class TorchAdapter(FrameworkAdapter[RoundKey]):
             self._begin(self._rounds.replace(current, ranks))
         elif self._starting != action.key:
             current.cancel()
+
+
+def build_report(state: NodeState, current: WorkerRound | None, leaving: bool, preparing: bool = False) -> NodeReport:
+    """The report on the round in which this node takes part; `current` is the round whose workers it has started.
+
+    A failure is reported only when its cause is known, a moment after the worker's end. `preparing`: workers that were
+    started now would wait for what is imported for them.
+    """
+    if current is None or current.key != state.round:
+        # The workers of an earlier round may still be ending; they do not count any more.
+        report = state.report(NodePhase.LEAVING if leaving else NodePhase.WAITING)
+        return msgspec.structs.replace(report, preparing=True) if preparing and state.ranks is None else report
+    if current.group.succeeded:
+        # Also when this node leaves: its workers are done, and the other nodes need no round without them.
+        return state.report(NodePhase.SUCCEEDED, progressed=True)
+    if leaving:
+        return state.report(NodePhase.LEAVING)
+    end = current.failure
+    if end is None:
+        marked = current.checkpoints
+        return msgspec.structs.replace(state.report(NodePhase.RUNNING), saves=marked.saves, saved_for=marked.saved_for)
+    return state.report(NodePhase.FAILED, build_failure(end, state.host), current.has_trained)
+
+
+def build_failure(end: WorkerExit, host: str) -> Failure:
+    """The record of the failure of a worker on the node `host`, cut to the limits of a report."""
+    return Failure(
+        rank=end.rank,
+        host=host,
+        exit_text=causes.describe_exit(end)[:MAX_WHAT],
+        lost_peer=causes.lost_peer(end),
+        trace=_clipped(causes.trace_lines(end)),
+        exit_status=end.exit_status,
+    )
+
+
+def _clipped(trace: list[str]) -> str:
+    """At most MAX_TRACE characters: the heading, and the end of the rest, where the cause is."""
+    text = "\n".join(trace)
+    if len(text) <= MAX_TRACE:
+        return text
+    heading = trace[0][:100] + "\n"
+    return heading + text[len(heading) - MAX_TRACE :]

@@ -19,7 +19,6 @@ from msgspec.structs import replace
 from scripted_agent import FINISHED, Answer, ScriptedAgent, gathering, over, rank_assignment, training
 
 from dlrover_run import exit_codes
-from dlrover_run.agent.node_state import build_failure
 from dlrover_run.agent.result import JobEnd, resolve_result, worker_results
 from dlrover_run.coordination.records.assignment import Assignment
 from dlrover_run.coordination.records.bounds import MAX_TRACE
@@ -37,6 +36,7 @@ from dlrover_run.features.node_check.decision.model import HealthStatus, NodeChe
 from dlrover_run.training import mark_checkpoint
 from dlrover_run.words.reasons import Code, sentence
 from dlrover_run.workers import startup_probe
+from dlrover_run.workers.adapter import build_failure
 from dlrover_run.workers.checkpoint_marks import MARK_VARIABLE, CheckpointMarks
 from dlrover_run.workers.environment import requeue_count
 from dlrover_run.workers.startup_probe import StartupProbe, store_clients

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 from msgspec.structs import replace
 
-from dlrover_run.agent.node_state import build_report
 from dlrover_run.coordination.records.parts import with_part
 from dlrover_run.coordination.records.plan import PlanPhase
 from dlrover_run.coordination.records.report import NodeReport
@@ -25,6 +24,7 @@ from dlrover_run.features.survivors.worker_record import (
     node_part,
 )
 from dlrover_run.spec import JobSpec
+from dlrover_run.workers.adapter import build_report
 from simulation.survivors.processes import BLOCK, OLDER, WITHOUT, Order, WorkerProcess
 from simulation.torch.nodes import TorchNode
 from simulation.torch.workers import OWN_WORDS, PEER_WORDS

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any, cast
 
 from policy_parts import check_part, check_rules
 
-from dlrover_run.agent.node_state import build_report, leave_report
+from dlrover_run.agent.node_state import leave_report
 from dlrover_run.agent.reconcile import DesiredTask, Start, TaskState, reconcile
 from dlrover_run.coordination.records.plan import OVER
 from dlrover_run.coordination.records.report import NodeReport
 from dlrover_run.coordination.records.round import RoundKey
 from dlrover_run.spec import JobSpec
+from dlrover_run.workers.adapter import build_report
 from dlrover_run.workers.starter import Starter
 from simulation.nodes import Node
 from simulation.torch.checks import CheckPart
