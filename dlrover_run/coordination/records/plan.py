@@ -17,7 +17,7 @@ from dlrover_run.coordination.records.round import (
     RoundKey,
 )
 from dlrover_run.coordination.records.rules import DesiredSize
-from dlrover_run.words.reasons import BoundedReasons, Code, render
+from dlrover_run.words.reasons import BoundedReasons, Code, Reasons, render
 
 if TYPE_CHECKING:
     from dlrover_run.coordination.records.size_choice import SizeChoice
@@ -67,10 +67,10 @@ class PlanPart(Part):
         """The part in the plan of a job that is over."""
         return self
 
-    def excuses_failure(self, plan: Plan) -> bool:
-        """Whether a failure of a worker ends the round of this plan without a charge, because the feature has caused
-        it. The feature must limit how often. Called once for each failure that ends a round."""
-        return False
+    def excuse_failure(self, plan: Plan) -> Reasons:
+        """Why a failure of a worker ends the round of this plan without a charge: the feature has caused it. Empty if
+        it is charged. The feature must limit how often. Called once for each failure that ends a round."""
+        return ()
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
+from typing import NamedTuple
 
 import msgspec
 
@@ -93,29 +95,14 @@ def continue_round(rules: JobRules, gate: Gate, plan: Plan, nodes: Nodes, now: f
         (state for _, state in unfinished if state and _failure(state, key)),
         key=lambda state: (state.changed_at, state.report.key),
     )
-    cause = _first_own(failed)
-    if cause is not None and not _departed_before(cause.changed_at, unfinished):
-        return _restart(rules, gate, plan, nodes, cause, now)
+    match _judge(rules, in_round, unfinished, lost_or_left, failed, now):
+        case Failed(cause):
+            return _restart(rules, gate, plan, nodes, cause, now)
+        case Departed(departed):
+            return _regroup_without(gate, plan, departed, now)
+        case Deadline() as known:
+            return Decision(plan, (known,))
     broken = disconnects_resolved_at(in_round, now)
-    if lost_or_left:
-        # Whether other nodes are lost with them is known soon, and one round is enough for all losses.
-        if broken is None:
-            return _regroup_without(gate, plan, lost_or_left, now)
-        return Decision(plan, deadline_if(broken, DeadlineReason.LOST))
-    if failed:
-        leavers = [(member, state) for member, state in unfinished if state is not None and state.is_draining]
-        if leavers:
-            # Its peers failed because a draining node has ended its workers.
-            return _regroup_without(gate, plan, leavers, now)
-        # The others may have failed because of a peer whose connection broke; that is known soon too. A member that
-        # has not reported may be gone.
-        delay = rules.blame_delay if len(failed) < len(unfinished) else 0.0
-        known_at = failed[0].changed_at + delay
-        if broken is None or broken < known_at:
-            known = Deadline(known_at, DeadlineReason.BLAME)
-        else:
-            known = Deadline(broken, DeadlineReason.LOST)
-        return _restart(rules, gate, plan, nodes, failed[0], now) if now >= known.at else Decision(plan, (known,))
     if any(done):
         # No node joins any more. The success of a member that is about to be dropped is kept in the plan.
         released = release_drains(plan, now)
@@ -137,13 +124,59 @@ def continue_round(rules: JobRules, gate: Gate, plan: Plan, nodes: Nodes, now: f
     )
 
 
+class Failed(NamedTuple):
+    """The round ends by the failure of this node, which is charged unless a feature excuses it."""
+
+    cause: KnownNode
+
+
+class Departed(NamedTuple):
+    """The round ends without a charge: these members were lost, have left or are about to."""
+
+    members: RoundMembers
+
+
+def _judge(
+    rules: JobRules,
+    in_round: RoundMembers,
+    unfinished: RoundMembers,
+    lost_or_left: RoundMembers,
+    failed: Sequence[KnownNode],
+    now: float,
+) -> Failed | Departed | Deadline | None:
+    """What ends the round, or when that is known; None if it goes on. Only what nothing before explains is charged:
+
+    1. A failure of a worker's own, if no member had begun to drain or lost its connection before it.
+    2. Members that are lost or have left, once it is known whether others are lost with them: one round is enough for
+       all losses.
+    3. Failures while a member drains: it has ended its workers, and their peers failed because of that.
+    4. Any other failure, once it is known whether a peer was lost, whose connection broke or which has not reported.
+    """
+    cause = _first_own(failed)
+    if cause is not None and not _departed_before(cause.changed_at, unfinished):
+        return Failed(cause)
+    broken = disconnects_resolved_at(in_round, now)
+    if lost_or_left:
+        return Departed(lost_or_left) if broken is None else Deadline(broken, DeadlineReason.LOST)
+    if not failed:
+        return None
+    if leavers := [(member, state) for member, state in unfinished if state is not None and state.is_draining]:
+        return Departed(leavers)
+    known_at = failed[0].changed_at + (rules.blame_delay if len(failed) < len(unfinished) else 0.0)
+    if broken is None or broken < known_at:
+        known = Deadline(known_at, DeadlineReason.BLAME)
+    else:
+        known = Deadline(broken, DeadlineReason.LOST)
+    return Failed(failed[0]) if now >= known.at else known
+
+
 def _failure(state: KnownNode, key: RoundKey) -> Failure | None:
     """Why the workers of that round failed on that node, if they did. A draining node may report it last."""
     ended = state.report.phase in (NodePhase.FAILED, NodePhase.LEFT)
     return state.report.failure if ended and state.report.in_round(key) else None
 
 
-def _first_own(failed: list[KnownNode]) -> KnownNode | None:
+def _first_own(failed: Sequence[KnownNode]) -> KnownNode | None:
     """The first failure that does not report the loss of a peer."""
     return next(
         (state for state in failed if state.report.failure is not None and not state.report.failure.lost_peer), None
@@ -165,9 +198,9 @@ def _restart(rules: JobRules, gate: Gate, plan: Plan, nodes: Nodes, cause: Known
     assert failure is not None, "only a failed node is a cause"
     node_rank = next(rank for rank, member in enumerate(plan.members) if member.key == cause.report.key)
     failure = msgspec.structs.replace(failure, node_rank=node_rank)
-    if any(part.excuses_failure(plan) for part in plan.parts):
+    if excuse := next(filter(None, (part.excuse_failure(plan) for part in plan.parts)), ()):
         excused = update_plan(plan, now, failure=failure)
-        return end_round(gate, excused, now, (failure.reason,))
+        return end_round(gate, excused, now, (failure.reason, *excuse))
     worked = any(state.report.progressed and state.report.in_round(plan.key) for state in nodes.values())
     charged = consume_restart(rules, plan, failure, worked, now)
     if charged.phase is PlanPhase.FAILED:

@@ -227,13 +227,15 @@ class AutoscaleState(msgspec.Struct, PlanPart, frozen=True, forbid_unknown_field
             sizes=_measured_sizes(self.table),
         )
 
-    def excuses_failure(self, plan: Plan) -> bool:
-        """Whether the round had a size that was only tried: a few failures of it cost no restart."""
+    def excuse_failure(self, plan: Plan) -> Reasons:
+        """The round had a size that was only tried: a few failures of it cost no restart."""
         size = len(plan.members)
         if size != plan.wanted_nodes or not any(record.blocks for record in self.table):
-            return False
+            return ()
         tried = next((record for record in self.table if record.size == size), None)
-        return tried is None or (not tried.blocks and tried.crashes < MAX_CRASHES)
+        if tried is not None and (tried.blocks or tried.crashes >= MAX_CRASHES):
+            return ()
+        return (AutoscaleCode.TRIED_SIZE(size=size),)
 
     @property
     def lasting(self) -> AutoscaleState:

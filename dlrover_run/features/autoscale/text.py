@@ -22,6 +22,7 @@ class AutoscaleCode(ReasonCode):
     SHORTAGE = "{size:#node} {size:is|are} here, not {to}; more are tried as soon as they come"
     UNSTABLE = "{size:#node} {size:stays|stay}, not {to}; more are tried again in {seconds:g} s"
     CRASHED = "the workers fail with {size:#node}, so {to:#node} {to:trains|train}"
+    TRIED_SIZE = "this costs no restart, as {size:#node} {size:was|were} only tried"
     DRIFTED = "{size:#node} {size:does|do} {ratio:g} times the work of before, so other sizes are measured again"
 
 

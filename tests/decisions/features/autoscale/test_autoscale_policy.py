@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest.mock import patch
+
 import pytest
 from msgspec.structs import replace
 from scaled_job import FLAT, KNEE, LIMITS, LINEAR, ScaledJob
@@ -10,6 +12,7 @@ from dlrover_run.coordination.coordinator import Coordinator
 from dlrover_run.coordination.records.parts import with_part
 from dlrover_run.coordination.records.plan import PlanPhase
 from dlrover_run.coordination.records.rules import JobRules
+from dlrover_run.coordination.rounds import round_failures
 from dlrover_run.features.autoscale.model import (
     AutoscaleAssignment,
     AutoscaleNodeReport,
@@ -19,7 +22,7 @@ from dlrover_run.features.autoscale.model import (
 from dlrover_run.features.autoscale.observer import KEEPERS
 from dlrover_run.features.node_check.rules import CHECK_ONCE, NodeCheckRules
 from dlrover_run.features.registry import job_of
-from dlrover_run.words.reasons import codes
+from dlrover_run.words.reasons import codes, render
 
 HOUR = 3600.0
 
@@ -164,6 +167,19 @@ class TestFailures:
         assert job.plan.restart_count == 0
         # A size that failed is tried once more, after a time.
         assert job.sizes.count(4) <= 2
+
+    def test_the_reason_for_the_end_of_its_round_says_why_it_costs_nothing(self) -> None:
+        job = begun(LINEAR, "a", "b", max_restarts=0)
+        job.train(HOUR, until=lambda: bool(job.state.table))
+        job.come("c", "d")
+        job.train(HOUR, until=lambda: len(job.ranks) == 4)
+        size = len(job.ranks)
+        with patch.object(round_failures, "end_round", wraps=round_failures.end_round) as ended:
+            job.fail_here()
+        assert job.plan.restart_count == 0
+        reasons = ended.call_args_list[0].args[3]
+        assert codes(reasons) == ("worker_failed", "autoscale.tried_size")
+        assert render(reasons).endswith(f"this costs no restart, as {size} nodes were only tried")
 
     def test_a_failure_of_a_size_that_was_measured_is_charged(self) -> None:
         job = begun(KNEE, max_restarts=1)
