@@ -23,7 +23,7 @@ TORCH_ENV := .venv-torch-$(TORCH)
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
 .PHONY: demo demo-tf test test-quick test-long test-long-results test-slurm test-ray test-other test-tensorflow test-torch
-.PHONY: test-wheel build check check-workflows benchmark benchmark-recovery benchmark-tf-recovery help
+.PHONY: test-wheel build check check-workflows mutants benchmark benchmark-recovery benchmark-tf-recovery help
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 22
@@ -123,6 +123,13 @@ $(addprefix tensorflow-,$(TENSORFLOW)): tensorflow-%: $(VENV)/.test .venv-tf-%/.
 	$(PYTHON_215) -m venv .venv-tf-$*
 	.venv-tf-$*/bin/pip install --quiet 'tensorflow-cpu==$*'
 	@touch $@
+
+# What is known of a function that has not changed is kept in .mutants, so that a run can be ended and continued; for example
+# `make mutants MUTANTS="--module dlrover_run/coordination --budget 600"`, or `MUTANTS=--help`.
+MUTANTS ?= --table
+
+mutants: $(VENV)/.test ## change the modules that decide in one place at a time, and see which tests find it; hours
+	cd tests && ../$(BIN)/python -m mutants $(MUTANTS)
 
 # Where dlrover-run is compared with torchrun, and where torch sees what dlrover-run sets up.
 TORCH_TESTS := tests/torchrun tests/processes/test_signals.py tests/processes/test_logs_specs.py \

@@ -1,0 +1,172 @@
+"""What became of each mutant, and the table of it."""
+
+from __future__ import annotations
+
+import subprocess
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from mutants.coverage_of_tests import Coverage
+from mutants.operators import Mutant
+from mutants.scope import LAYERS, ROOT, layer
+
+
+class Result(msgspec.Struct, omit_defaults=True):
+    """`status` is killed, survived, uncovered or invalid. `killers` are the tests that failed, in the order in which
+    they ran, and `ended` is "timeout" or "crash" where the last of them ended the process. `tests` is the digest of
+    the tests that cover the mutant, and of their files; `whole` whether all of them ran, or as many as it took to find
+    `wanted` killers."""
+
+    key: str
+    status: str
+    tests: str = ""
+    killers: tuple[str, ...] = ()
+    ended: str = ""
+    whole: bool = True
+    wanted: int = 1
+
+
+class Results:
+    """A file of results, one a line, to which each is added as soon as it is known."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._decoder = msgspec.json.Decoder(Result)
+        self.known: dict[str, Result] = {}
+        if path.exists():
+            for line in path.read_bytes().splitlines():
+                try:
+                    result = self._decoder.decode(line)
+                except msgspec.DecodeError:
+                    # The run was ended while it wrote its last line.
+                    continue
+                self.known[result.key] = result
+
+    def add(self, result: Result) -> None:
+        """Keep a result."""
+        self.known[result.key] = result
+        self._path.parent.mkdir(exist_ok=True)
+        with self._path.open("ab") as file:
+            file.write(msgspec.json.encode(result) + b"\n")
+
+
+class Row(msgspec.Struct):
+    """The counts of one module, or of all."""
+
+    mutants: int = 0
+    run: int = 0
+    killed: int = 0
+    by_layer: Counter[str] = msgspec.field(default_factory=Counter)
+    timeouts: int = 0
+    equivalent: int = 0
+    survived: int = 0
+    partly: int = 0
+    uncovered: int = 0
+    branches: int = 0
+    taken: int = 0
+
+    def add(self, other: Row) -> None:
+        """Add the counts of a module."""
+        for name in self.__struct_fields__:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
+
+def row(
+    mutants: Iterable[Mutant], known: Mapping[str, Result], equivalent: Mapping[str, str], branches: tuple[int, int]
+) -> Row:
+    """The counts of one module. A mutant that cannot be planted is none."""
+    counts = Row(branches=branches[0], taken=branches[1])
+    for mutant in mutants:
+        result = known.get(mutant.key)
+        if result is not None and result.status == "invalid":
+            continue
+        counts.mutants += 1
+        if result is None:
+            continue
+        counts.run += 1
+        if result.status == "killed":
+            counts.killed += 1
+            counts.timeouts += result.ended == "timeout"
+            counts.by_layer[list(LAYERS)[min(layer(killer) for killer in result.killers)]] += 1
+        elif mutant.name in equivalent:
+            counts.equivalent += 1
+        elif result.status == "uncovered":
+            counts.uncovered += 1
+        else:
+            counts.survived += 1
+            counts.partly += not result.whole
+    return counts
+
+
+def table(rows: Mapping[str, Row], tests: Sequence[str]) -> str:
+    """The page of the results."""
+    total = Row()
+    for counts in rows.values():
+        total.add(counts)
+    commit = _git("log", "-1", "--format=%h of %cs")
+    lines = [
+        "# Mutants",
+        "",
+        "Written by `make mutants`; what it does is in [README](../README.md#mutants).",
+        "",
+        f"Commit {commit}. Tests: {', '.join(f'`{test}`' for test in tests)}. {total.run:,} of {total.mutants:,} "
+        f"mutants were run; {_share(total.killed, total.run - total.equivalent)} of those that are not equivalent were "
+        f"killed. {_share(total.taken, total.branches)} of the branches were taken.",
+        "",
+        "A mutant counts for the first layer that finds it; the layers are run in the order of the columns. *Timeouts* "
+        "are among the killed. *Partly* are those of the survived for which not every test that covers them was run.",
+        "",
+        "| module | mutants | run | killed | " + " | ".join(LAYERS) + " | timeouts | equivalent | survived | partly | "
+        "not covered | branches taken |",
+        "|---|" + "---:|" * (9 + len(LAYERS)),
+    ]
+    for name, counts in (*rows.items(), ("**sum**", total)):
+        layers = " | ".join(str(counts.by_layer[each]) for each in LAYERS)
+        branches = f"{counts.taken}/{counts.branches}"
+        lines.append(
+            f"| {name} | {counts.mutants} | {counts.run} | {counts.killed} | {layers} | {counts.timeouts} | "
+            f"{counts.equivalent} | {counts.survived} | {counts.partly} | {counts.uncovered} | {branches} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def sole_killers(mutants: Iterable[Mutant], known: Mapping[str, Result]) -> tuple[set[str], int]:
+    """The tests that alone kill a mutant, and how many mutants were asked for a second killer."""
+    asked = [
+        result
+        for mutant in mutants
+        if (result := known.get(mutant.key)) is not None and result.status == "killed" and result.wanted > 1
+    ]
+    return {result.killers[0] for result in asked if len(result.killers) == 1 and not result.ended}, len(asked)
+
+
+def fallen_branches(page: str, measured: Coverage) -> list[str]:
+    """The modules of which fewer branches are taken than the page says, for a module that has as many as then."""
+    fallen = []
+    for line in page.splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if cells[0] in measured.branches:
+            taken, branches = (int(number) for number in cells[-1].split("/"))
+            now_branches, now_taken = measured.branches[cells[0]]
+            # A change of the module may add branches or remove some, so the number not taken is what may not rise.
+            if branches and now_branches - now_taken > branches - taken:
+                fallen.append(f"{cells[0]}: {now_taken} of {now_branches} branches, before {taken} of {branches}")
+    return fallen
+
+
+def read_equivalent(path: Path) -> dict[str, str]:
+    """The mutants that change nothing which a test could show, each with the reason: `name ## reason` on a line."""
+    lines = path.read_text().splitlines() if path.exists() else []
+    pairs = (line.partition(" ## ") for line in lines if line and not line.startswith("#"))
+    return {name.strip(): reason.strip() for name, _, reason in pairs}
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{100 * part / whole:.1f} %" if whole else "none"
+
+
+def _git(*arguments: str) -> str:
+    return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
