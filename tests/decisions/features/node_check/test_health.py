@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from fake_nvml import FOUR, FakeNvml, FakeNvmlError
+from support.golden import assert_screens
 
 from dlrover_run.devices import NodeProblem
 from dlrover_run.features.node_check.decision.model import MAX_PROBLEM
@@ -36,6 +37,7 @@ from dlrover_run.features.node_check.node.machine import (
     find_node_problems,
 )
 
+GOLDEN = Path(__file__).parent
 GIB = 1 << 30
 UNSUPPORTED = FakeNvmlError(3, "Not Supported")
 
@@ -127,63 +129,50 @@ NO_LIBRARY = FakeNvmlError(12, "NVML Shared Library Not Found")
 LOST = HealthNvml(FOUR, lost="GPU-bb33")
 SEE = "CUDA_VISIBLE_DEVICES"
 
-PROBLEMS: list[tuple[str, HealthNvml | None, dict[str, Any], bool, list[str]]] = [
-    ("no driver, and GPUs are named", None, {SEE: "0,1"}, False, ["names 2 GPUs", "nvidiactl is missing"]),
-    ("no driver, and each worker needs a GPU", None, {"gpu_each": True}, True, ["nvidiactl is missing"]),
-    ("half a driver, and GPUs are named", HealthNvml(init_error=NO_LIBRARY), {SEE: "0"}, True,
-     ["NVML Shared Library Not Found"]),
-    ("the driver does not answer", HealthNvml(FOUR, init_error=INIT_FAILED), {}, False, ["version mismatch"]),
-    ("the driver does not answer, and GPUs are named", HealthNvml(FOUR, init_error=INIT_FAILED), {SEE: "0"}, True,
-     ["version mismatch"]),
+PROBLEMS: list[tuple[str, HealthNvml | None, dict[str, Any], bool]] = [
+    ("no driver, and GPUs are named", None, {SEE: "0,1"}, False),
+    ("no driver, and each worker needs a GPU", None, {"gpu_each": True}, True),
+    ("half a driver, and GPUs are named", HealthNvml(init_error=NO_LIBRARY), {SEE: "0"}, True),
+    ("the driver does not answer", HealthNvml(FOUR, init_error=INIT_FAILED), {}, False),
+    ("the driver does not answer, and GPUs are named", HealthNvml(FOUR, init_error=INIT_FAILED), {SEE: "0"}, True),
     ("the driver does not answer, and each worker needs a GPU", HealthNvml(FOUR, init_error=INIT_FAILED),
-     {"gpu_each": True}, True, ["version mismatch"]),
-    ("fewer GPUs than are named", HealthNvml(FOUR[:3]), {SEE: "0,1,2,3"}, True,
-     ["names 4 GPUs, of which 3 can be used (3 on this machine), for 4 workers"]),
-    ("fewer GPUs than workers that need one each", HealthNvml(FOUR[:3]), {"gpu_each": True}, True,
-     ["4 workers and 3 GPUs"]),
-    ("fewer GPUs than workers", HealthNvml(FOUR[:3]), {}, False, ["4 workers and 3 GPUs"]),
-    ("fewer visible GPUs than workers", HealthNvml(FOUR), {SEE: "0,1"}, False,
-     ["4 workers and 2 GPUs that can be used (4 on this machine)"]),
-    ("no visible GPU for a worker that needs one", HealthNvml(FOUR), {"workers": 1, "gpu_each": True, SEE: ""}, True,
-     ["1 worker and 0 GPUs"]),
-    ("a name that no GPU has", HealthNvml(FOUR[:1]), {"workers": 1, SEE: "GPU-zz99"}, True,
-     ["names 1 GPU, of which 0 can be used"]),
-    ("a lost GPU", LOST, {}, True, ["GPU 2 does not answer (NVML: GPU is lost)", "--gpu-reset -i 2"]),
-    ("a lost GPU that is named by number", LOST, {"workers": 1, SEE: "2"}, True, ["GPU 2 does not answer"]),
-    ("a lost GPU that is named by UUID", LOST, {"workers": 1, SEE: "GPU-bb33"}, True,
-     ["names 1 GPU, of which 0 can be used"]),
-    *((f"the driver wants action {action} first", HealthNvml(FOUR, recovery={"GPU-aa22": action}), {}, True,
-       ["GPU 1 (0000:1b:00.0) has failed: the NVIDIA driver wants", words])
-      for action, words in ((1, "it reset"), (2, "rebooted"), (3, "links"), (6, "bus"), (7, "rebooted"))),
-    ("rows that could not be replaced", HealthNvml(FOUR, rows={"GPU-aa11": (0, 8, 0, 1)}), {}, True,
-     ["GPU 0", "(8 were)", "replace the GPU"]),
-    ("a reset for rows that may wait", HealthNvml(FOUR, rows={"GPU-aa11": (0, 1, 1, 0)}), {}, False,
-     ["GPU 0", "when convenient"]),
-    ("a reset for pages that may wait", HealthNvml(FOUR, pages_pending={"GPU-cc44"}), {}, False,
-     ["GPU 3", "when convenient"]),
+     {"gpu_each": True}, True),
+    ("fewer GPUs than are named", HealthNvml(FOUR[:3]), {SEE: "0,1,2,3"}, True),
+    ("fewer GPUs than workers that need one each", HealthNvml(FOUR[:3]), {"gpu_each": True}, True),
+    ("fewer GPUs than workers", HealthNvml(FOUR[:3]), {}, False),
+    ("fewer visible GPUs than workers", HealthNvml(FOUR), {SEE: "0,1"}, False),
+    ("no visible GPU for a worker that needs one", HealthNvml(FOUR), {"workers": 1, "gpu_each": True, SEE: ""}, True),
+    ("a name that no GPU has", HealthNvml(FOUR[:1]), {"workers": 1, SEE: "GPU-zz99"}, True),
+    ("a lost GPU", LOST, {}, True),
+    ("a lost GPU that is named by number", LOST, {"workers": 1, SEE: "2"}, True),
+    ("a lost GPU that is named by UUID", LOST, {"workers": 1, SEE: "GPU-bb33"}, True),
+    *((f"the driver wants action {action} first", HealthNvml(FOUR, recovery={"GPU-aa22": action}), {}, True)
+      for action in (1, 2, 3, 6, 7)),
+    ("rows that could not be replaced", HealthNvml(FOUR, rows={"GPU-aa11": (0, 8, 0, 1)}), {}, True),
+    ("a reset for rows that may wait", HealthNvml(FOUR, rows={"GPU-aa11": (0, 1, 1, 0)}), {}, False),
+    ("a reset for pages that may wait", HealthNvml(FOUR, pages_pending={"GPU-cc44"}), {}, False),
     *((f"3 uncorrected errors, rows {rows}, action {action}",
-       HealthNvml(FOUR, ecc={"GPU-aa22": 3}, rows={"GPU-aa22": rows}, recovery={"GPU-aa22": action}), {}, severe,
-       ["GPU 1 (0000:1b:00.0) has had 3 uncorrected errors", "--gpu-reset -i 1"])
+       HealthNvml(FOUR, ecc={"GPU-aa22": 3}, rows={"GPU-aa22": rows}, recovery={"GPU-aa22": action}), {}, severe)
       for rows, action, severe in (((0, 1, 0, 0), 0, False), ((0, 1, 0, 0), None, False), (None, 0, False),
                                    (None, None, True))),
     ("another process fills a GPU",
      HealthNvml(FOUR, used={"GPU-aa11": 61 * GIB}, users={"GPU-aa11": [(7, GIB), (4711, 60 * GIB), (8, None)]}), {},
-     False, ["GPU 0", "61 GiB of 80 GiB in use, most by process 4711"]),
-    ("an unknown process fills a GPU", HealthNvml(FOUR, used={"GPU-aa11": 61 * GIB}, users={"GPU-aa11": []}), {},
-     False, ["61 GiB of 80 GiB in use, and no worker runs yet"]),
+     False),
+    ("an unknown process fills a GPU",
+     HealthNvml(FOUR, used={"GPU-aa11": 61 * GIB}, users={"GPU-aa11": []}), {}, False),
     ("more workers than the one MIG device that CUDA shows", HealthNvml(["GPU-a"], mig={"GPU-a": ["MIG-1", "MIG-2"]}),
-     {"workers": 2, SEE: "MIG-1,MIG-2"}, False, ["2 workers and 1 GPU"]),
+     {"workers": 2, SEE: "MIG-1,MIG-2"}, False),
     ("errors of the past on a MIG GPU",
-     HealthNvml(["GPU-a"], mig={"GPU-a": ["MIG-1"]}, ecc={"GPU-a": 1}, recovery={"GPU-a": None}), {"workers": 1}, False,
-     ["has had 1 uncorrected error"]),
+     HealthNvml(["GPU-a"], mig={"GPU-a": ["MIG-1"]}, ecc={"GPU-a": 1}, recovery={"GPU-a": None}),
+     {"workers": 1}, False),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("nvml", "given", "severe", "words"), [row[1:] for row in PROBLEMS], ids=[row[0] for row in PROBLEMS]
-)
-def test_one_problem_is_found(nvml: HealthNvml | None, given: dict[str, Any], severe: bool, words: list[str]) -> None:
-    only(problems(nvml, **given), *words, severe=severe)
+def test_the_problems_of_gpus_are_those_of_the_golden_file() -> None:
+    found = {title: problems(nvml, **given) for title, nvml, given, _ in PROBLEMS}
+    severe = {title: [problem.severe for problem in one] for title, one in found.items()}
+    assert severe == {title: [severe] for title, *_, severe in PROBLEMS}
+    assert_screens(GOLDEN / "gpu_problems.txt", {title: one.text for title, (one,) in found.items()})
 
 
 HEALTHY: list[tuple[str, HealthNvml | None, dict[str, Any]]] = [
@@ -314,22 +303,23 @@ def test_nothing_is_short_on_a_spacious_machine() -> None:
     assert short(machine(tmp=space(MIN_DISK_BYTES, files=0, files_free=0))) == [], "btrfs counts no inodes"
 
 
-def test_shared_memory_of_a_container_is_reported_with_the_remedy() -> None:
-    (text,) = short(machine(shm=space(64 << 20, 64 << 20)))
-    assert text.startswith("/dev/shm has 64 MiB free of 64 MiB: data loaders with workers need more")
-    assert "--shm-size=8g" in text
-
-
-def test_shared_memory_that_is_full_of_leftovers_has_another_remedy() -> None:
-    (text,) = short(machine(shm=space(SHM_PER_WORKER, 24 * GIB)))
-    assert "has 256 MiB free of 24 GiB" in text
-    assert "--shm-size" not in text
-
-
-def test_few_open_files_are_reported() -> None:
-    (text,) = short(machine(limit=256))
-    assert text.startswith("a process may have 256 files open")
-    assert "ulimit -n 65536" in text
+def test_what_is_short_is_that_of_the_golden_file(tmp_path: Path) -> None:
+    full = machine(**{str(tmp_path): space(300 << 20)})
+    groups = {version: group(tmp_path / str(version), version, "20", "100") for version in (1, 2)}
+    texts = {
+        "the shared memory of a container": short(machine(shm=space(64 << 20, 64 << 20))),
+        "shared memory that is full of leftovers": short(machine(shm=space(SHM_PER_WORKER, 24 * GIB))),
+        "open files": short(machine(limit=256)),
+        "a full disk with the logs, which is reported once": short(
+            full, log_dir=str(tmp_path / "not" / "there" / "yet"), TMPDIR=str(tmp_path)
+        ),
+        "a full disk with temporary files": short(full, TMPDIR=str(tmp_path)),
+        **{f"processes, control group v{version}": short(machine(proc=proc)) for version, proc in groups.items()},
+    }
+    assert {title: len(found) for title, found in texts.items()} == dict.fromkeys(texts, 1)
+    assert_screens(
+        GOLDEN / "machine_problems.txt", {title: text.replace(str(tmp_path), "DIR") for title, (text,) in texts.items()}
+    )
 
 
 def test_the_real_limit_of_open_files_is_read() -> None:
@@ -353,15 +343,6 @@ def test_the_real_limit_of_open_files_is_read() -> None:
     assert warnings(2000) == "[]"
 
 
-def test_a_full_disk_is_reported_once_for_each_file_system(tmp_path: Path) -> None:
-    full = machine(**{str(tmp_path): space(300 << 20)})
-    logs = tmp_path / "not" / "there" / "yet"
-    (text,) = short(full, log_dir=str(logs), TMPDIR=str(tmp_path))
-    assert text.startswith(f"the disk of {tmp_path} has 300 MiB free of 100 GiB, and logs go there")
-    (text,) = short(full, TMPDIR=str(tmp_path))
-    assert "and temporary files go there" in text
-
-
 def group(root: Path, version: int, current: str, most: str) -> Path:
     """A /proc of a process in the control group `/a/b`, whose files are under `root`."""
     here = root / "cg" / "a" / "b"
@@ -374,14 +355,6 @@ def group(root: Path, version: int, current: str, most: str) -> Path:
     (proc / "self" / "mountinfo").write_text(f"30 25 0:26 / {root / 'cg'} rw shared:4 - {kind}\n")
     (proc / "self" / "cgroup").write_text("0::/a/b\n" if version == 2 else "8:pids:/a/b\n0::/\n")
     return proc
-
-
-@pytest.mark.parametrize("version", [1, 2])
-def test_few_processes_are_reported(version: int, tmp_path: Path) -> None:
-    (text,) = short(machine(proc=group(tmp_path, version, "20", "100")))
-    assert text.startswith(
-        "the control group may have 100 processes and threads and has 20: 2 workers need about 256 more"
-    )
 
 
 @pytest.mark.parametrize("version", [1, 2])

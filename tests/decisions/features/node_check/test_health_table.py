@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+from pathlib import Path
 
 import msgspec
 import pytest
 from screens import Screen
 from scripted_agent import rank_assignment
+from support.golden import assert_screens
 from virtual_loop import run_virtually
 
 from dlrover_run.console.console import REFRESH_SECONDS, Console
@@ -100,27 +102,6 @@ class TestWidths:
 
 
 class TestTable:
-    def test_each_node_has_a_line_and_what_asks_for_a_look_a_mark(self) -> None:
-        assert render_health_table(FOUR[:3], 120).splitlines() == [
-            "dlrover-run: node check of 3 nodes: 1 passed, 1 straggler, 1 fault",
-            "  node         compute  communication  status",
-            "  gpu-a  0.084 TFLOP/s      1.25 GB/s  passed",
-            "! gpu-b  0.021 TFLOP/s      1.25 GB/s  straggler: it computes 4 times slower than the others",
-            f"! gpu-c              -              -  fault: {KILLED}",
-        ]
-
-    def test_on_a_narrow_terminal_the_units_stand_in_the_heading_and_reasons_below(self) -> None:
-        assert render_health_table(FOUR[:3], 40).splitlines()[1:] == [
-            "  node   TFLOP/s  GB/s  status",
-            "  gpu-a    0.084  1.25  passed",
-            "! gpu-b    0.021  1.25  straggler",
-            "      it computes 4 times slower than",
-            "      the others",
-            "! gpu-c        -     -  fault",
-            "      the check process of local rank 0",
-            "      was killed by SIGKILL",
-        ]
-
     def test_a_node_that_passed_with_a_note_is_marked(self) -> None:
         odd = node("gpu-a", reason="its link to gpu-b failed, and two nodes do not show which of them is faulty")
         assert "\n! gpu-a" in render_health_table([odd, node("gpu-b")])
@@ -178,16 +159,6 @@ class TestFitting:
 class TestLinks:
     NODES = (node("gpu-a"), node("gpu-b"), node("gpu-c"), node("gpu-d"))
 
-    def test_those_that_failed_come_first_and_then_the_slowest(self) -> None:
-        links = [LinkRow(0, 1, 12), LinkRow(0, 2, 0.9), LinkRow(0, 3, 0, "it timed out"), LinkRow(1, 2, 11)]
-        assert render_link_table(self.NODES, links, 2.0).splitlines() == [
-            "dlrover-run: bandwidth of 4 links, median 11 GB/s",
-            "! gpu-a - gpu-d  failed: it timed out",
-            "! gpu-a - gpu-c   900 MB/s  slow",
-            "  gpu-b - gpu-c    11 GB/s",
-            "  gpu-a - gpu-b    12 GB/s",
-        ]
-
     def test_links_that_are_much_alike_are_not_marked(self) -> None:
         links = [LinkRow(0, 1, 6), LinkRow(0, 2, 10), LinkRow(1, 2, 11), LinkRow(2, 2, 10)]
         text = render_link_table(self.NODES, links, 2.0)
@@ -199,26 +170,6 @@ class TestLinks:
     def test_slow_is_what_the_job_calls_slow(self, threshold: float, marked: int) -> None:
         links = [LinkRow(0, 1, 3), LinkRow(0, 2, 6), LinkRow(0, 3, 10), LinkRow(1, 2, 10), LinkRow(1, 3, 10)]
         assert render_link_table(self.NODES, links, threshold).count("  slow") == marked
-
-    def test_where_all_failed_there_is_no_median(self) -> None:
-        assert render_link_table(self.NODES, [LinkRow(0, 1)], 2.0).splitlines() == [
-            "dlrover-run: bandwidth of 1 link",
-            "! gpu-a - gpu-b  failed",
-        ]
-
-
-class TestOwnLine:
-    def test_a_node_that_passed(self) -> None:
-        assert render_own_status(FOUR[0]) == "node check: 0.084 TFLOP/s, 1.25 GB/s: passed"
-
-    def test_a_straggler_that_stays_is_warned_of(self) -> None:
-        reason = "it computes 4 times slower than the others"
-        assert render_own_status(FOUR[1]) == f"warning: this node is a straggler: {reason} (0.021 TFLOP/s, 1.25 GB/s)"
-
-    def test_a_node_that_passed_in_doubt_is_warned_of(self) -> None:
-        assert render_own_status(node("a", gigabytes=0, reason="its link failed")) == (
-            "warning: node check: 0.084 TFLOP/s: passed; its link failed"
-        )
 
 
 def checking(*rows: NodeHealth) -> Assignment:
@@ -315,15 +266,6 @@ class TestOnATerminal:
 
 
 class TestElsewhere:
-    def test_bad_news_at_once_and_all_the_rest_at_the_end(self) -> None:
-        shown = narrated(None, checking(*OPEN), checking(OPEN[0], *DONE[1:]), checking(*DONE), passed(*DONE))
-        assert shown == [
-            "dlrover-run: waiting: round 1 of a node check; at most 59 s more\n",
-            "",
-            "dlrover-run: node check: b: 0.02 TFLOP/s, 1.25 GB/s: straggler: it computes 4 times slower\n",
-            render_health_table(DONE, 80) + "\n",
-        ]
-
     def test_the_next_check_reports_its_own_news(self) -> None:
         shown = narrated(None, checking(*DONE), checking(*OPEN), checking(*DONE))
         assert sum("straggler" in line for line in shown) == 2
@@ -342,25 +284,6 @@ class TestBetweenTwoRounds:
         restart_count=1, failure=Failure(3, "b", "exited with code 1"), waiting=Waiting(sentence("for b"))
     )
     CHECKED = msgspec.structs.replace(passed(*DONE, node("d")), restart_count=1, failure=FAILED.failure)
-
-    def test_the_failure_is_reported_once_before_the_check(self) -> None:
-        lines = lines_of(
-            passed(*DONE),
-            self.FAILED,
-            self.CHECKED,
-            rules=JobRules(min_nodes=3, max_nodes=3, parts=(NodeCheckRules(check=CHECK_ALWAYS),)),
-        )
-        cause = "dlrover-run: rank 3 on b exited with code 1; a node check comes before restart 1"
-        assert [line for line in lines if line == cause or "node check of" in line] == [
-            "dlrover-run: node check of 3 nodes: 2 passed, 1 straggler",
-            cause,
-            "dlrover-run: node check of 4 nodes: 3 passed, 1 straggler",
-        ]
-
-    def test_on_one_node_its_name_is_no_news(self) -> None:
-        assert lines_of(self.FAILED, rules=JobRules(parts=(NodeCheckRules(check=CHECK_ALWAYS),))) == [
-            "dlrover-run: rank 3 exited with code 1; a node check comes before restart 1"
-        ]
 
     def test_where_no_check_comes_the_line_of_the_restart_reports_it(self) -> None:
         assert lines_of(self.FAILED, rules=JobRules(parts=(NodeCheckRules(check=CHECK_ONCE),))) == []
@@ -394,12 +317,6 @@ class TestOnceForEachCheck:
     def test_links_of_nodes_that_are_not_named_are_left_out(self) -> None:
         assert lines_of(passed(*DONE, links=(LinkRow(0, 7, 2.0),))) == lines_of(passed(*DONE))
 
-    @pytest.mark.parametrize("others", [(), (FOUR[0],)])
-    def test_a_node_that_receives_only_its_own_row_has_one_line(self, others: tuple[NodeHealth, ...]) -> None:
-        assert lines_of(passed(*others), self.GATHERING, passed(*others)) == [
-            "dlrover-run: node check: 0.084 TFLOP/s, 1.25 GB/s: passed"
-        ]
-
     def test_a_node_that_leaves_for_it_reports_so_in_its_last_report_alone(self) -> None:
         dismissed = NodeHealth(
             node_id="c", incarnation="c", host="c", status=FAULT, reason=KILLED, dismissed=True
@@ -408,6 +325,33 @@ class TestOnceForEachCheck:
 
     def test_what_is_still_open_is_not_reported(self) -> None:
         assert lines_of(Assignment(parts=(NodeCheckAssignment(health=OPEN[0]),))) == []
+
+
+def test_the_tables_and_lines_are_those_of_the_golden_file() -> None:
+    always = (NodeCheckRules(check=CHECK_ALWAYS),)
+    links = [LinkRow(0, 1, 12), LinkRow(0, 2, 0.9), LinkRow(0, 3, 0, "it timed out"), LinkRow(1, 2, 11)]
+    failed = TestBetweenTwoRounds.FAILED
+    between = lines_of(
+        passed(*DONE), failed, TestBetweenTwoRounds.CHECKED, rules=JobRules(min_nodes=3, max_nodes=3, parts=always)
+    )
+    alone = [lines_of(passed(*own), TestOnceForEachCheck.GATHERING, passed(*own)) for own in ((), (FOUR[0],))]
+    assert alone[0] == alone[1]
+    screens = {
+        "three nodes": render_health_table(FOUR[:3], 120),
+        "three nodes on a narrow terminal": render_health_table(FOUR[:3], 40),
+        "links": render_link_table(TestLinks.NODES, links, 2.0),
+        "all links failed": render_link_table(TestLinks.NODES, [LinkRow(0, 1)], 2.0),
+        "this node has passed": render_own_status(FOUR[0]),
+        "this node is a straggler": render_own_status(FOUR[1]),
+        "this node has passed in doubt": render_own_status(node("a", gigabytes=0, reason="its link failed")),
+        "in a file: bad news at once, and all the rest at the end": "".join(
+            narrated(None, checking(*OPEN), checking(OPEN[0], *DONE[1:]), checking(*DONE), passed(*DONE))
+        ).rstrip("\n"),
+        "the failure of the last round comes before the table of the next one": "\n".join(between),
+        "the same on one node": "\n".join(lines_of(failed, rules=JobRules(parts=always))),
+        "a node that receives only its own row, at both rounds": "\n".join(alone[0]),
+    }
+    assert_screens(Path(__file__).with_name("health_tables.txt"), screens)
 
 
 def test_a_tick_without_news_draws_the_same_table() -> None:
