@@ -57,7 +57,7 @@ class Feature(NamedTuple):
     is so in a job without rounds of workers too. `nodes_here` says that a job with its settings starts all nodes on
     this machine: its module supervisor does what `launch.launch` does otherwise. `subcommands` says that the package
     has a table of that name, in capitals, for both programs, and `web` that a master with `--web` runs the server of
-    its module `web.server`. `worker_variables` are the variables that it gives a worker beside the agent's own: a
+    its module `web.server`. `variables` is how the names of the variables begin that it gives to a worker: a
     launcher that runs in such a worker passes on none of them.
     """
 
@@ -72,7 +72,7 @@ class Feature(NamedTuple):
     nodes_here: bool = False
     subcommands: bool = False
     web: bool = False
-    worker_variables: tuple[str, ...] = ()
+    variables: str = ""
 
     @property
     def folder(self) -> str:
@@ -93,13 +93,7 @@ FEATURES = (
     Feature("parameter_servers", "tf_ps_runner.cluster", parts={"parameter_servers": "parameter_servers"}),
     Feature("local_nodes", flags=True, nodes_here=True),
     Feature("hangs", flags=True, parts={"stalls": "stall", "stragglers": "straggler"}, node=by_settings, metrics=True),
-    Feature(
-        "survivors",
-        flags=True,
-        parts={"survivors": "survivors"},
-        node=by_rules,
-        worker_variables=("DLROVER_SURVIVOR_LINE", "DLROVER_SURVIVOR_TOKEN"),
-    ),
+    Feature("survivors", flags=True, parts={"survivors": "survivors"}, node=by_rules, variables="DLROVER_SURVIVOR_"),
     Feature("autoscale", flags=True, parts={"autoscale": "autoscale"}, node=by_assignment),
     Feature("resources", node=always, any_engine=True, columns=True, metrics=True),
     Feature("checkpoints", flags=True, node=by_settings, columns=True, metrics=True),

@@ -22,8 +22,8 @@ for the launcher."""
 
 _REQUEUE_COUNTS = (REQUEUE_COUNT, "SLURM_RESTART_COUNT", "JOBSET_RESTART_ATTEMPT")
 
-FEATURE_VARIABLES = tuple(name for feature in FEATURES for name in feature.worker_variables)
-"""What features give to a worker: a launcher that runs in a worker of another one passes on none of it."""
+FEATURE_VARIABLES = tuple(feature.variables for feature in FEATURES if feature.variables)
+"""How the variables begin that features give to a worker: a launcher in a worker of another one passes on none."""
 
 
 def worker_environment(

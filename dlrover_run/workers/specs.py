@@ -140,8 +140,7 @@ def build_worker_specs(
         else:
             environment = {**parent, **placed.environments[local_rank]}
         environment |= probe.marks.environment()
-        for name in FEATURE_VARIABLES:
-            environment.pop(name, None)
+        environment = {name: value for name, value in environment.items() if not name.startswith(FEATURE_VARIABLES)}
         environment.update(own(local_rank))
         environment[page.VARIABLE] = progress.path(local_rank)
         if wanted:
