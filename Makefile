@@ -167,14 +167,14 @@ $(RELEASE)/.made:
 	@touch $@
 
 benchmark: benchmark-recovery ## measure against torchrun; writes benchmarks/results/
-	$(BIN)/python benchmarks/launch.py
-	$(BIN)/python benchmarks/rendezvous.py
+	$(BIN)/python benchmarks/launch.py --fresh
+	$(BIN)/python benchmarks/rendezvous.py --fresh
 
 benchmark-recovery: $(VENV)/.benchmark ## break jobs under dlrover-run and torchrun, and draw how they come back
-	$(BIN)/python benchmarks/recovery.py
+	$(BIN)/python benchmarks/recovery.py --fresh
 
 benchmark-tf-recovery: $(VENV)/.benchmark $(TF)/.made ## break jobs with parameter servers, with tf-ps-run and without
-	$(BIN)/python benchmarks/tf_recovery.py
+	$(BIN)/python benchmarks/tf_recovery.py --fresh
 
 # CUDA=1 lets pip download the CUDA libraries; without it an install that would bring them stops and says so.
 # pip is silent, so what takes minutes on a slow line says so first.

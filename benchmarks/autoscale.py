@@ -18,11 +18,11 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from core import indices
-from core.kept import Series, Stored
 from core.launchers import OURS, WORKERS
 from core.ratios import Lost
-from core.report import RESULTS, Machine, table, this_machine
+from core.report import Table, this_machine
 from core.run import NANOSECOND, Run
+from core.series import Kept, Series, measured
 
 # The simulated worlds are those of the tests.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
@@ -58,12 +58,10 @@ MNIST_TIMEOUT = 1800.0
 AFTERWARDS = 5.0
 """Seconds of training after the end of a search."""
 
-WORLDS = RESULTS / "autoscale_worlds.txt"
-"""The table of the simulated worlds, a part of the results."""
-
 SETTLED = "autoscale: ReachMax"
 HOUR = 3600.0
-PLANTED, MNIST = "planted", "mnist"
+TITLE = "Jobs that scale themselves, on one machine"
+PLANTED, MNIST, WORLDS = "planted", "mnist", "worlds"
 
 
 class Key(NamedTuple):
@@ -97,8 +95,6 @@ class Trial:
     repeated: int = 0
     epochs: int = 0
     wrong: int = 0
-    load: float = 0.0
-    commit: str = ""
 
     @property
     def key(self) -> Key:
@@ -148,7 +144,7 @@ def missing_seconds(notes: Sequence[tuple[float, float]], until: float, rate: fl
     return until - began, until - began - sum(work for _, work in done[1:]) / rate
 
 
-def planted(key: Key, machine: Machine) -> Trial:
+def planted(key: Key) -> Trial:
     """Run a job with a planted throughput until its search has ended. Raises Lost."""
     curve = CURVES[key.what]
     with Run() as run:
@@ -168,10 +164,7 @@ def planted(key: Key, machine: Machine) -> Trial:
         lines = [line for path in run.directory.glob("work-*") for line in path.read_text().splitlines()]
         notes = [(float(at), float(work)) for at, work in map(str.split, lines)]
         seconds, cost = missing_seconds(notes, settled, curve[size - 1])
-    load, commit = machine.load_average[0], machine.commit
-    return Trial(
-        *key, size, seen.changes, round(seconds, 1), round(seen.pauses, 1), round(cost, 1), 0, 0, 0, load, commit
-    )
+    return Trial(*key, size, seen.changes, round(seconds, 1), round(seen.pauses, 1), round(cost, 1))
 
 
 def _status(run: Run) -> dict[str, Any]:
@@ -184,7 +177,7 @@ def _status(run: Run) -> dict[str, Any]:
     return status
 
 
-def mnist(key: Key, machine: Machine) -> Trial:
+def mnist(key: Key) -> Trial:
     """Run the MNIST example to its end, with one size. Raises Lost."""
     with Run() as run:
         journal = run.directory / "journal"
@@ -209,14 +202,12 @@ def mnist(key: Key, machine: Machine) -> Trial:
         repeated=use.repeated,
         epochs=use.epochs,
         wrong=use.wrong,
-        load=machine.load_average[0],
-        commit=machine.commit,
     )
 
 
-def measure(key: Key, machine: Machine) -> Trial:
+def measure(key: Key) -> Trial:
     """Do one run. Raises Lost."""
-    return planted(key, machine) if key.case == PLANTED else mnist(key, machine)
+    return planted(key) if key.case == PLANTED else mnist(key)
 
 
 PLANTED_HEAD = ("throughput", "settings", "runs", "best found", "changes", "seconds", "pauses", "cost", "of an hour")
@@ -283,31 +274,25 @@ def mnist_rows(trials: Sequence[Trial]) -> list[list[str]]:
     return rows
 
 
-def markdown(stored: Stored[Trial]) -> str:
-    """All tables."""
-    by_case = {case: [one for one in stored.runs if one.case == case] for case in (PLANTED, MNIST)}
-    loads = [one.load for one in stored.runs]
-    commits = ", ".join(dict.fromkeys(one.commit for one in stored.runs))
-    measured = f"load {min(loads, default=0):.1f} to {max(loads, default=0):.1f}; commits of the runs: {commits}"
-    lines = ["# Jobs that scale themselves, on one machine", ""]
-    lines += ["`benchmarks/README.md` says what is measured and how.", "", f"{stored.machine}; {measured}.", ""]
-    lines += ["## Planted throughput", "", *table(PLANTED_HEAD, planted_rows(by_case[PLANTED]), (0, 1)), ""]
-    lines += ["## MNIST", "", *table(MNIST_HEAD, mnist_rows(by_case[MNIST]), (0,)), ""]
-    lines += worlds_section()
-    return "\n".join(lines)
+def tables(kept: Sequence[Kept[Trial]]) -> list[Table]:
+    """The tables of the cases that have runs."""
+    found = []
+    for case, title, head, rows, text in (
+        (PLANTED, "Planted throughput", PLANTED_HEAD, planted_rows, (0, 1)),
+        (MNIST, "MNIST", MNIST_HEAD, mnist_rows, (0,)),
+    ):
+        if own := [one for one in kept if one.run.case == case]:
+            found.append(Table(case, measured(own), head, rows([one.run for one in own]), title, text=text))
+    return found
 
 
-def worlds_section() -> list[str]:
-    """The lines about simulated worlds; none as long as none were played."""
-    return WORLDS.read_text().splitlines() if WORLDS.exists() else []
-
-
-def note_worlds(played: Path, commit: str) -> None:
-    """Keep the table of the worlds that `python -m simulation.autoscale --keep` has played."""
-    worlds = list(kept_worlds(played).values())
-    seeds = [one.seed for one in worlds]
-    about = f"{len(worlds)} worlds, seeds {min(seeds)} to {max(seeds)}, commit {commit}."
-    WORLDS.write_text("\n".join(["## Simulated worlds", "", about, "", *worlds_table(worlds), ""]))
+def worlds(played: Path) -> Table:
+    """The table of the worlds that `python -m simulation.autoscale --keep` has played."""
+    found = list(kept_worlds(played).values())
+    seeds = [one.seed for one in found]
+    how = f"{len(found)} worlds, seeds {min(seeds)} to {max(seeds)}, commit {this_machine().commit}"
+    head, _, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in worlds_table(found) if line]
+    return Table(WORLDS, how, head, rows, "Simulated worlds")
 
 
 def outcome(trial: Trial) -> str:
@@ -319,8 +304,8 @@ def outcome(trial: Trial) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run what is missing, and write `autoscale.json` and `autoscale.md`."""
-    parser = argparse.ArgumentParser(description="Jobs that scale themselves, on one machine.")
+    """Run what is missing; return 0."""
+    parser = argparse.ArgumentParser(description=TITLE)
     parser.add_argument("--only", action="append", choices=(PLANTED, MNIST), help="only this case; may be repeated")
     parser.add_argument("--curves", nargs="+", choices=CURVES, default=list(CURVES), help="planted: these (all)")
     parser.add_argument("--settings", choices=CURVE_CONF, default="default", help="planted: length of the blocks")
@@ -328,11 +313,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--epochs", type=int, default=300, help="mnist: epochs (default: 300)")
     parser.add_argument("--repetitions", type=int, default=1, help="runs of each (default: 1)")
     parser.add_argument("--worlds", type=Path, metavar="FILE", help="keep the table of these simulated worlds")
-    Series.add_options(parser)
+    SERIES.add_options(parser)
     options = parser.parse_args(arguments)
     if options.worlds is not None:
-        note_worlds(options.worlds, this_machine().commit)
-        options.redraw = True
+        return SERIES.publish(options, [worlds(options.worlds)])
     wanted = []
     for turn in range(1, options.repetitions + 1):
         if PLANTED in (options.only or (PLANTED, MNIST)):
@@ -342,7 +326,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return SERIES.run(parser, options, wanted)
 
 
-SERIES = Series("autoscale.json", Trial, measure, markdown, outcome)
+SERIES = Series(TITLE, "autoscale", Trial, measure, tables, outcome)
 
 if __name__ == "__main__":
     sys.exit(main())

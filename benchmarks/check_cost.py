@@ -8,6 +8,7 @@ from core.cases import Benchmark, Case, Limits, Measure
 from core.launchers import OURS, WORKERS, Floor, Job, Launcher
 from core.ratios import Measured, Sample
 from core.run import NANOSECOND, Run
+from core.series import draw_nothing
 from launch import pair_start, restart_time, start_time
 
 WITHOUT, WITH, ADDED = "without the check", "with the check", "added by the check"
@@ -98,11 +99,11 @@ CASES = (
 
 BENCHMARK = Benchmark(
     "What --network-check costs",
-    "node-check/cost.json",
+    "node-check/cost",
     lambda options: CASES,
     repetitions=7,
     # 16 tables of the same rivals are read as tables.
-    draw=lambda results, path: None,
+    draw=draw_nothing,
 )
 
 if __name__ == "__main__":

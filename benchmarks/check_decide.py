@@ -13,12 +13,14 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 # The simulated nodes are those of the tests.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 import msgspec
-from core.report import RESULTS, save_table
+from core.report import Table
+from core.series import Kept, Series, measured
 from node_truth import Truth
 
 from dlrover_run.coordination.coordinator import Coordinator
@@ -79,6 +81,13 @@ def draw(nodes: int, world: str) -> NoisyTruth:
     return truth
 
 
+class Key(NamedTuple):
+    """One check."""
+
+    nodes: int
+    world: str
+
+
 @dataclass
 class Check:
     """One check: the seconds of each decision that changed the plan, and those of the text for waiting nodes."""
@@ -89,6 +98,10 @@ class Check:
     shown: list[float] = field(default_factory=list)
     rounds: int = 0
     named: int = 0
+
+    @property
+    def key(self) -> Key:
+        return Key(self.nodes, self.world)
 
     def cells(self) -> list[str]:
         """Its row in the table."""
@@ -151,24 +164,40 @@ def check(nodes: int, world: str) -> Check:
 HEAD = ("nodes", "world", "rounds", "longest decision", "all decisions", "longest table", "named")
 
 
+def tables(kept: Sequence[Kept[Check]]) -> list[Table]:
+    """The table of all checks."""
+    runs = [one.run for one in kept]
+    rows = [
+        one.cells()
+        for nodes in sorted({one.nodes for one in runs})
+        for world in WORLDS
+        for one in runs
+        if one.key == (nodes, world)
+    ]
+    return [Table("decide", measured(kept, "One check for each row"), HEAD, rows, text=(1,))]
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the checks and write `decide.json` and `decide.md`."""
+    """Do the checks; return 0."""
     parser = argparse.ArgumentParser(description="How long the coordinator takes to decide a node check.")
     parser.add_argument("--nodes", type=int, nargs="+", default=SIZES, help="numbers of nodes (default: 2000 20000)")
     parser.add_argument("--only", action="append", choices=WORLDS, help="only this world; may be repeated")
-    parser.add_argument("--output", type=Path, default=RESULTS / "node-check", help="folder of the results")
+    SERIES.add_options(parser)
     options = parser.parse_args(arguments)
     if min(options.nodes) < 2:
         parser.error("--nodes must be at least 2")
-    runs = []
-    for nodes in options.nodes:
-        for world in options.only or WORLDS:
-            runs.append(check(nodes, world))
-            print(*runs[-1].cells(), sep=" | ", flush=True)
-    rows = [run.cells() for run in runs]
-    save_table(options.output / "decide.json", "Node check: time to decide", "One check for each row", HEAD, rows, runs)
-    return 0
+    wanted = [Key(nodes, world) for nodes in options.nodes for world in options.only or WORLDS]
+    return SERIES.run(parser, options, wanted)
 
+
+SERIES = Series(
+    "Node check: time to decide",
+    "node-check/decide",
+    Check,
+    lambda key: check(*key),
+    tables,
+    lambda one: " | ".join(one.cells()),
+)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -16,9 +16,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from typing import NamedTuple
 
 from core.launchers import OURS, WORKERS
-from core.report import RESULTS, save_table
+from core.ratios import Lost
+from core.report import Table
+from core.series import Kept, Series, measured
 
 TIMEOUT = 1800.0
 
@@ -47,13 +50,34 @@ def turns_of(printed: str) -> list[Turn]:
     return [Turn(*map(float, words[1:])) for words in lines if len(words) == 5 and words[0] == "pause"]
 
 
-def measure(megabytes: int, turns: int, directory: Path) -> list[Turn]:
-    """Run a job in `directory`, whose disk is measured."""
-    script = [str(WORKERS / "pausing.py"), str(megabytes), str(turns), str(REST)]
-    job = subprocess.run([*OURS, *script], cwd=directory, stdout=subprocess.PIPE, text=True, timeout=TIMEOUT)
+class Key(NamedTuple):
+    """One job: the size of its state, and how many turns follow the first."""
+
+    megabytes: int
+    turns: int
+
+
+@dataclass(frozen=True)
+class Job:
+    """The turns of one job, the first one included."""
+
+    megabytes: int
+    turns: int
+    measured: Sequence[Turn]
+
+    @property
+    def key(self) -> Key:
+        return Key(self.megabytes, self.turns)
+
+
+def measure(key: Key, folder: Path | None) -> Job:
+    """Run a job on the disk of a folder. Raises Lost."""
+    with tempfile.TemporaryDirectory(dir=folder) as directory:
+        script = [str(WORKERS / "pausing.py"), str(key.megabytes), str(key.turns + 1), str(REST)]
+        job = subprocess.run([*OURS, *script], cwd=directory, stdout=subprocess.PIPE, text=True, timeout=TIMEOUT)
     if job.returncode != 0:
-        raise SystemExit(f"the job ended with {job.returncode}")
-    return turns_of(job.stdout)
+        raise Lost(f"the job ended with {job.returncode}")
+    return Job(*key, turns_of(job.stdout))
 
 
 HEAD = ("turn", "which", "to the disk", "processor", "in memory", "processor", "ratio")
@@ -67,28 +91,46 @@ def row(name: str, which: str, turns: Sequence[Turn]) -> list[str]:
     return [name, which, *seconds, f"{median(one.ratio for one in turns):.3f}"]
 
 
+def tables(kept: Sequence[Kept[Job]]) -> list[Table]:
+    """A table for each size."""
+    found = []
+    for one in kept:
+        turns = one.run.measured
+        rows = [row(str(number), "first" if number == 0 else "", [each]) for number, each in enumerate(turns)]
+        rows.append(row("median", "without the first", turns[1:]))
+        how = (
+            f"one worker with a state of {one.run.megabytes} MB, which saves it in turns; the target is a ratio of 0.1 "
+            "in the median"
+        )
+        found.append(
+            Table(f"{one.run.megabytes} MB, {one.run.turns} turns", measured([one], how), HEAD, rows, text=(1,))
+        )
+    return found
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure, and write `checkpoint_pause.json` and `checkpoint_pause.md`."""
+    """Measure what the command line says; return 0."""
     parser = argparse.ArgumentParser(description="For how long a checkpoint stops the training loop.")
     parser.add_argument("--megabytes", type=int, default=500, help="size of the state (default: 500)")
     parser.add_argument("--turns", type=int, default=10, help="saves of each kind after the first (default: 10)")
-    parser.add_argument("--output", type=Path, default=RESULTS / "checkpoints", help="folder of the results")
     parser.add_argument("--directory", type=Path, help="folder on the disk that is measured (default: TMPDIR)")
+    series_of(None).add_options(parser)
     options = parser.parse_args(arguments)
     if min(options.megabytes, options.turns) <= 0:
         parser.error("--megabytes and --turns must be above 0")
-    with tempfile.TemporaryDirectory(dir=options.directory) as directory:
-        found = measure(options.megabytes, options.turns + 1, Path(directory))
-    rows = [row(str(number), "first" if number == 0 else "", [one]) for number, one in enumerate(found)]
-    rows.append(row("median", "without the first", found[1:]))
-    how = (
-        f"one worker with a state of {options.megabytes} MB, which saves it in turns; the target is a ratio of 0.1 in "
-        "the median"
+    return series_of(options.directory).run(parser, options, [Key(options.megabytes, options.turns)])
+
+
+def series_of(folder: Path | None) -> Series[Job]:
+    """The jobs on the disk of a folder."""
+    return Series(
+        "The pause of a checkpoint",
+        "checkpoints/checkpoint_pause",
+        Job,
+        lambda key: measure(key, folder),
+        tables,
+        lambda job: " | ".join(row("median", "without the first", job.measured[1:])),
     )
-    for each in rows:
-        print(*each, sep=" | ")
-    save_table(options.output / "checkpoint_pause.json", "The pause of a checkpoint", how, HEAD, rows, found)
-    return 0
 
 
 if __name__ == "__main__":

@@ -13,14 +13,14 @@ import re
 import sys
 from collections.abc import Sequence
 from importlib import metadata
-from pathlib import Path
 from typing import NamedTuple
 
 from core.cases import Limits
-from core.launchers import FORKSERVER, Job
+from core.launchers import FORKSERVER, WORKERS, Job
 from core.ratios import Lost
-from core.report import RESULTS, save_table
+from core.report import Table
 from core.run import Run, until_last
+from core.series import Kept, Series, measured
 
 MODULES = (
     *("PIL", "accelerate", "aiohttp", "boto3", "catboost", "cv2", "dask", "datasets", "duckdb", "einops", "fsspec"),
@@ -59,6 +59,10 @@ class Row(NamedTuple):
     workers: str
     seconds: float | None
 
+    @property
+    def key(self) -> str:
+        return self.module
+
 
 def describe(output: str) -> str:
     """How the workers were started, from what the launcher has printed."""
@@ -80,7 +84,7 @@ def measure(module: str, limits: Limits) -> Row:
     seconds, why = None, ""
     with Run() as run:
         script = run.directory / "script.py"
-        script.write_text(SCRIPT.format(module=module, workers=str(RESULTS.parent / "workers")))
+        script.write_text(SCRIPT.format(module=module, workers=str(WORKERS)))
         job = Job(str(script), workers=2, max_restarts=3)
         try:
             FORKSERVER.start(run, job)
@@ -102,27 +106,43 @@ def measure(module: str, limits: Limits) -> Row:
 HEAD = ("import", "version", "workers", "kill to running")
 
 
+def tables(kept: Sequence[Kept[Row]]) -> list[Table]:
+    """The table of all modules."""
+    runs = [one.run for one in kept]
+    how = "one run each: SIGKILL of one of two workers until both run again, their imports included"
+    others = sorted({*MODULES} - {one.module for one in runs})
+    how += f"; not measured: {', '.join(others)}" if others else ""
+    return [Table("imports", measured(kept, how), HEAD, [cells(one) for one in runs], text=(0, 1, 2))]
+
+
+def cells(one: Row) -> list[str]:
+    """A row of the table."""
+    return [one.module, one.version, one.workers, f"{one.seconds:.2f} s" if one.seconds else "-"]
+
+
+def absent(module: str, kept: Sequence[Kept[Row]]) -> str | None:
+    """Why a module cannot be measured here; None if it can."""
+    return None if importlib.util.find_spec(module.partition(".")[0]) else f"{module} is not installed"
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure, and write `imports.json` and `imports.md`."""
+    """Measure what is installed; return 0."""
     parser = argparse.ArgumentParser(description="How workers start again after an import of each library.")
     parser.add_argument("modules", nargs="*", default=MODULES, help="modules (default: those that are installed)")
-    parser.add_argument("--output", type=Path, default=RESULTS / "forkserver", help="folder of the results")
+    SERIES.add_options(parser)
     options = parser.parse_args(arguments)
-    installed = [name for name in options.modules if importlib.util.find_spec(name.partition(".")[0])]
-    rows = []
-    for module in installed:
-        rows.append(measure(module, Limits()))
-        print(*rows[-1], sep=" | ", file=sys.stderr, flush=True)
-    absent = sorted(set(options.modules) - set(installed))
-    about = (
-        "one run each: SIGKILL of one of two workers until both run again, their imports included; "
-        "the load is that after the last run"
-    )
-    about += f"; not installed: {', '.join(absent)}" if absent else ""
-    shown = [(row.module, row.version, row.workers, f"{row.seconds:.2f} s" if row.seconds else "-") for row in rows]
-    save_table(options.output / "imports.json", "Libraries and forked workers", about, HEAD, shown, rows)
-    return 0
+    return SERIES.run(parser, options, options.modules)
 
+
+SERIES = Series(
+    "Libraries and forked workers",
+    "forkserver/imports",
+    Row,
+    lambda module: measure(module, Limits()),
+    tables,
+    lambda one: " | ".join(cells(one)),
+    absent,
+)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -137,7 +137,7 @@ CASES = (
 
 BENCHMARK = Benchmark(
     "Launching: dlrover-run, torchrun and no launcher at all",
-    "launch.json",
+    "launch",
     lambda options: CASES,
     repetitions=7,
     quick_repetitions=2,

@@ -15,12 +15,12 @@ from statistics import median
 from typing import NamedTuple
 
 from core.cases import Limits
-from core.kept import Series, Stored, quantile, share_within
 from core.launchers import FORKSERVER, OURS, SPAWN, Job, Launcher
 from core.process_events import process_events, why_absent
 from core.ratios import Lost
-from core.report import Machine, table
+from core.report import Table
 from core.run import NANOSECOND, Run
+from core.series import Kept, Series, measured, quantile, share_within
 from core.steps import read_steps
 from core.storms import Storm, survive
 from core.truth import PHASES, Note, Pair, Plan, compare, delays, plan_of, read_notes, truth_of, with_kernel_times
@@ -61,8 +61,6 @@ class Outcome:
     rounds: int
     figures: Mapping[str, Pair]
     delays: Mapping[str, Sequence[float]]
-    load: float
-    commit: str
 
     @property
     def key(self) -> Key:
@@ -87,7 +85,7 @@ def run_plan(run: Run, plan: Plan, options: Sequence[str] = ()) -> tuple[list[Ag
         raise Lost(str(error)) from None
 
 
-def chaos(key: Key, machine: Machine) -> Outcome:
+def chaos(key: Key) -> Outcome:
     """Run the job of a seed, and compare. Raises Lost if it does not succeed."""
     plan = plan_of(key.number, key.scale)
     rounds = len(plan.rounds)
@@ -100,7 +98,7 @@ def chaos(key: Key, machine: Machine) -> Outcome:
     truth = truth_of(notes, plan.workers, rounds)
     figures = compare(build_ledger(logs), truth, log.ended.mono - began * NANOSECOND)
     late = delays(log, notes, rounds)
-    return Outcome(*key, rounds * plan.workers, figures, late, machine.load_average[0], machine.commit)
+    return Outcome(*key, rounds * plan.workers, figures, late)
 
 
 def share_between(ledger: Ledger, began: float, ended: float) -> float:
@@ -116,7 +114,7 @@ def share_between(ledger: Ledger, began: float, ended: float) -> float:
     return 100.0 * trained / ((high - low) * len(ledger.places)) if ledger.places else 0.0
 
 
-def weather(key: Key, machine: Machine, storm: Storm) -> Outcome:
+def weather(key: Key, storm: Storm) -> Outcome:
     """Run the storm of `recovery.py`, and compare its share of effective training time with the ledger's over the same
     time. Raises Lost if the job did not survive it.
 
@@ -135,7 +133,7 @@ def weather(key: Key, machine: Machine, storm: Storm) -> Outcome:
     share, at_own_rate = lived.share(steps, lived.undisturbed), lived.share(steps, lived.rate(steps))
     ours = share_between(ledger, lived.began_ns * NANOSECOND, lived.ended_ns * NANOSECOND)
     figures = {"ettr": Pair(ours, share), "ettr at its own rate": Pair(ours, at_own_rate)}
-    return Outcome(*key, len(lived.kills), figures, {}, machine.load_average[0], machine.commit)
+    return Outcome(*key, len(lived.kills), figures, {})
 
 
 FIGURES_HEAD = ("figure", "jobs", "target", "within", "median error", "90 %", "greatest", "in each round of a rank")
@@ -182,24 +180,21 @@ def storm_cells(one: Outcome) -> list[str]:
     return [one.case, str(one.number), str(one.rounds), ours, *(cell for cells in by_steps for cell in cells)]
 
 
-def markdown(stored: Stored[Outcome]) -> str:
+def tables(kept: Sequence[Kept[Outcome]]) -> list[Table]:
     """All tables."""
-    loads = [one.load for one in stored.runs]
-    commits = ", ".join(dict.fromkeys(one.commit for one in stored.runs))
-    measured = f"load {min(loads, default=0):.1f} to {max(loads, default=0):.1f}; commits of the runs: {commits}"
-    lines = ["# The ledger of time, and what scripts note themselves", ""]
-    lines += ["`benchmarks/README.md` says what is measured and how.", "", f"{stored.machine}; {measured}.", ""]
-    for scale in sorted({one.scale for one in stored.runs if one.case == CHAOS}):
-        own = [one for one in stored.runs if (one.case, one.scale) == (CHAOS, scale)]
+    found = []
+    for scale in sorted({one.run.scale for one in kept if one.run.case == CHAOS}):
+        of_scale = [one for one in kept if (one.run.case, one.run.scale) == (CHAOS, scale)]
+        own, how = [one.run for one in of_scale], measured(of_scale)
         rows = [figure_cells(name, own) for name in TARGETS if any(one.figures[name].error is not None for one in own)]
         longer = f", rounds {scale} times as long" if scale > 1 else ""
-        lines += [f"## {len(own)} jobs{longer}", "", *table(FIGURES_HEAD, rows, (0,)), ""]
+        found.append(Table(f"errors-{scale}", how, FIGURES_HEAD, rows, f"{len(own)} jobs{longer}"))
         late = [delay_cells(name, own) for name in own[0].delays]
-        lines += ["Where errors come from:", "", *table(DELAYS_HEAD, late, (0,)), ""]
-    storms = [storm_cells(one) for one in stored.runs if one.case != CHAOS]
-    if storms:
-        lines += ["## Effective training time in the storm of `recovery.py`", "", *table(STORM_HEAD, storms, (0,)), ""]
-    return "\n".join(lines)
+        found.append(Table(f"delays-{scale}", how, DELAYS_HEAD, late, about="Where errors come from:"))
+    if storms := [one for one in kept if one.run.case != CHAOS]:
+        title = "Effective training time in the storm of `recovery.py`"
+        found.append(Table("storms", measured(storms), STORM_HEAD, [storm_cells(one.run) for one in storms], title))
+    return found
 
 
 def line(one: Outcome) -> str:
@@ -207,7 +202,7 @@ def line(one: Outcome) -> str:
     errors = ", ".join(
         f"{name} {100 * pair.error:+.2f} %" for name, pair in one.figures.items() if pair.error is not None
     )
-    return f"{one.case} {one.number}: {errors}; load {one.load:.1f}"
+    return f"{one.case} {one.number}: {errors}"
 
 
 def seeds(text: str) -> range:
@@ -220,33 +215,39 @@ def seeds(text: str) -> range:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run what is missing, and write `ledger.json` and `ledger.md`."""
-    parser = argparse.ArgumentParser(description="The ledger of time against what scripts note themselves.")
+    """Run what is missing; return 0."""
+    parser = argparse.ArgumentParser(description=TITLE)
     parser.add_argument("--seeds", type=seeds, default=range(SEEDS), help="20 or 20:40 (default: 100)")
     parser.add_argument("--scale", type=int, default=1, help="rounds that are this many times as long (default: 1)")
     parser.add_argument("--storm", choices=METHODS, help="instead, the storm of recovery.py with this start method")
     parser.add_argument("--turns", type=int, default=1, help="how many storms (default: 1)")
     parser.add_argument("--kills", type=int, default=Storm().kills, help="kills of a storm (default: 10)")
-    Series.add_options(parser)
+    series_of(Storm()).add_options(parser)
     options = parser.parse_args(arguments)
     if min(options.scale, options.turns, options.kills) < 1:
         parser.error("--scale, --turns and --kills must be at least 1")
-    storm = Storm(kills=options.kills)
     keys = (
         [Key(options.storm, 1, turn) for turn in range(1, options.turns + 1)]
         if options.storm
         else [Key(CHAOS, options.scale, seed) for seed in options.seeds]
     )
-    series = Series(
-        "ledger.json",
-        Outcome,
-        measure=lambda key, machine: chaos(key, machine) if key.case == CHAOS else weather(key, machine, storm),
-        markdown=markdown,
-        line=line,
-        absent=lambda key: why_absent() if key.case == CHAOS else None,
-    )
-    return series.run(parser, options, keys)
+    return series_of(Storm(kills=options.kills)).run(parser, options, keys)
 
+
+def series_of(storm: Storm) -> Series[Outcome]:
+    """The jobs of the seeds, and these storms."""
+    return Series(
+        TITLE,
+        "ledger",
+        Outcome,
+        measure=lambda key: chaos(key) if key.case == CHAOS else weather(key, storm),
+        tables=tables,
+        line=line,
+        absent=lambda key, kept: why_absent() if key.case == CHAOS else None,
+    )
+
+
+TITLE = "The ledger of time, and what scripts note themselves"
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 # The simulated worlds are those of the tests, so the table shows what the tests require.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
@@ -33,7 +34,8 @@ from check_world import (
     plant,
     whole,
 )
-from core.report import RESULTS, save_table
+from core.report import Table
+from core.series import Kept, Series, measured
 
 SIZES = (2, 3, 4, 5, 8, 16, 32, 64)
 WORLDS = 300
@@ -138,14 +140,32 @@ def draw(nodes: int, planted: str, seed: int) -> World:
     return plant(nodes, [Kind(planted)] * drawn.randint(1, max_plants(nodes)), drawn)
 
 
-def measure(sizes: Sequence[int], cases: int) -> list[Rate]:
-    """The rates of all rules in the same worlds. Each rule takes its own measurements, with the same noise."""
-    return [
-        rate(nodes, planted, rule, [(draw(nodes, planted, seed), seed) for seed in range(cases)])
-        for nodes in sizes
-        for planted in PLANTS
-        for rule in RULES
-    ]
+class Key(NamedTuple):
+    """A row: worlds of one size in which one defect was planted, and how many of them."""
+
+    nodes: int
+    plant: str
+    cases: int
+
+
+@dataclass(frozen=True)
+class Rates:
+    """The rates of all rules in the same worlds."""
+
+    nodes: int
+    plant: str
+    cases: int
+    rates: Sequence[Rate]
+
+    @property
+    def key(self) -> Key:
+        return Key(self.nodes, self.plant, self.cases)
+
+
+def measure(key: Key) -> Rates:
+    """The rates of all rules. Each rule takes its own measurements, with the same noise."""
+    worlds = [(draw(key.nodes, key.plant, seed), seed) for seed in range(key.cases)]
+    return Rates(*key, [rate(key.nodes, key.plant, rule, worlds) for rule in RULES])
 
 
 def rate(nodes: int, planted: str, rule: str, worlds: Sequence[tuple[World, int]]) -> Rate:
@@ -184,21 +204,42 @@ def percent(part: int, total: int) -> str:
     return f"{min(max(100 * part / total, 0.1), 99.9):.1f} %"
 
 
+HEAD = ("nodes", "planted", *(f"{rule}: named" for rule in RULES), *(f"{rule}: healthy named" for rule in RULES))
+
+
+def tables(kept: Sequence[Kept[Rates]]) -> list[Table]:
+    """A table for each number of worlds, its rows in the order of the plants."""
+    found = []
+    for cases in sorted({one.run.cases for one in kept}):
+        own = [one for one in kept if one.run.cases == cases]
+        ordered = sorted(own, key=lambda one: (one.run.nodes, PLANTS.index(one.run.plant)))
+        how = measured(own, f"{cases} simulated worlds for each row")
+        rows = cells([each for one in ordered for each in one.run.rates])
+        found.append(Table(f"{cases} worlds", how, HEAD, rows, text=(1,)))
+    return found
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Draw the worlds, apply the rules, and write `rates.json` and `rates.md`."""
+    """Draw the worlds, and apply the rules; return 0."""
     parser = argparse.ArgumentParser(description="Which nodes the node check names in simulated worlds.")
     parser.add_argument("--cases", type=int, default=WORLDS, help="worlds for each row (default: %(default)s)")
     parser.add_argument("--nodes", type=int, nargs="+", default=SIZES, help="numbers of nodes (default: 2 to 64)")
-    parser.add_argument("--output", type=Path, default=RESULTS / "node-check", help="folder of the results")
+    SERIES.add_options(parser)
     options = parser.parse_args(arguments)
     if options.cases < 1 or min(options.nodes) < 2:
         parser.error("--cases must be at least 1, and --nodes at least 2")
-    rates = measure(sorted(set(options.nodes)), options.cases)
-    head = ["nodes", "planted", *(f"{rule}: named" for rule in RULES), *(f"{rule}: healthy named" for rule in RULES)]
-    about = f"{options.cases} simulated worlds for each row"
-    save_table(options.output / "rates.json", "Node check: the nodes it names", about, head, cells(rates), rates)
-    return 0
+    wanted = [Key(nodes, planted, options.cases) for nodes in sorted(set(options.nodes)) for planted in PLANTS]
+    return SERIES.run(parser, options, wanted)
 
+
+SERIES = Series(
+    "Node check: the nodes it names",
+    "node-check/rates",
+    Rates,
+    measure,
+    tables,
+    lambda one: " | ".join(cells(one.rates)[0]),
+)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -20,11 +20,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median
+from typing import NamedTuple
 
 from core.launchers import OURS, Job, Launcher
 from core.processes import classify, processor_time
-from core.report import RESULTS, save_table
+from core.report import Table
 from core.run import Run
+from core.series import Kept, Series, measured
 
 from dlrover_run.observe.page import VARIABLE
 from dlrover_run.observe.pages import ProgressPages
@@ -50,6 +52,13 @@ EVERYTHING = {
 }
 
 TURNS = ("off", "on", "on", "off")
+
+JOB, PACED, COMPUTING = "job", "paced", "computing"
+TITLES = {
+    JOB: "The cost of watching a job",
+    PACED: "The cost of reporting progress, steps that sleep",
+    COMPUTING: "The cost of reporting progress, steps that compute",
+}
 
 WORKER = """
 import sys, time
@@ -105,7 +114,44 @@ def cost_of(worker: int, printed: str, step: float = 0.0) -> Cost:
     return Cost(worker, ratios, tuple((reporting - silent) / (2 * BLOCK) for silent, reporting in pairs))
 
 
-def measure(workers: int, rate: float, blocks: int, paced: bool) -> tuple[list[Cost], float, int]:
+class Key(NamedTuple):
+    """One measurement: of workers at a rate. `size` is the number of blocks, and `group` one of jobs."""
+
+    kind: str
+    workers: int
+    rate: float
+    size: int
+    group: int = 1
+
+
+@dataclass(frozen=True)
+class Watched:
+    """What came of it: the cost of each worker, the seconds of processor time of a read of all pages, and the steps
+    that were read; or the turns of a group of jobs."""
+
+    kind: str
+    workers: int
+    rate: float
+    size: int
+    group: int
+    costs: Sequence[Cost] = ()
+    read: float = 0.0
+    steps: int = 0
+    turns: Sequence[JobTimes] = ()
+
+    @property
+    def key(self) -> Key:
+        return Key(self.kind, self.workers, self.rate, self.size, self.group)
+
+
+def measure(key: Key) -> Watched:
+    """Measure workers, or a group of jobs. Raises Lost."""
+    if key.kind == JOB:
+        return Watched(*key, turns=[time_job(mode, key.workers, key.rate) for mode in TURNS])
+    return Watched(*key, *measure_workers(key.workers, key.rate, key.size, key.kind == PACED))
+
+
+def measure_workers(workers: int, rate: float, blocks: int, paced: bool) -> tuple[list[Cost], float, int]:
     """The cost of each worker; the processor time of a read of all pages, in seconds; and the steps that were read."""
     pages = ProgressPages(workers)
     arguments = [str(1 / rate), str(BLOCK), str(blocks), str(int(paced))]
@@ -191,56 +237,70 @@ HEAD = ("worker", "with reports / without", "smallest - greatest", "a report")
 JOB_HEAD = ("job", "steps a second of a worker", "the launcher, of a processor", "a worker, of a step")
 
 
-def measure_job(workers: int, rate: float, groups: int, output: Path) -> None:
-    """Measure jobs with everything on and off, and write `progress_job.json` and `progress_job.md`."""
-    turns: list[JobTimes] = []
-    for mode in TURNS * groups:
-        turns.append(time_job(mode, workers, rate))
-        print(turns[-1], file=sys.stderr, flush=True)
+def watched_table(one: Kept[Watched]) -> Table:
+    """The table of workers."""
+    run = one.run
+    kind = "of the clock, in which they sleep" if run.kind == PACED else "of their own processor time"
+    how = (
+        f"{run.workers} workers at {run.rate:g} steps a second {kind}, {run.size} "
+        f"groups of four blocks of {BLOCK} steps; a read of all pages took the reader {1e6 * run.read:.0f} us, once a "
+        f"second; the pages showed {run.steps} of {2 * run.workers * run.size * BLOCK} reports at the end"
+    )
+    name = f"{run.kind}, {run.workers} workers at {run.rate:g}"
+    return Table(name, measured([one], how), HEAD, [each.cells() for each in run.costs], TITLES[run.kind], text=(1,))
+
+
+def job_table(groups: Sequence[Kept[Watched]]) -> Table:
+    """The table of jobs with everything on and off, of the same workers."""
+    run = groups[0].run
+    turns = [each for one in groups for each in one.run.turns]
     rows = [[one.mode, f"{one.steps:.0f}", f"{100 * one.launcher:.3f} %", f"{100 * one.worker:.3f} %"] for one in turns]
-    costs = [job_cost(turns[start : start + len(TURNS)], rate) for start in range(0, len(turns), len(TURNS))]
+    costs = [job_cost(one.run.turns, run.rate) for one in groups]
     rows += [cost.cells(f"difference of group {number}") for number, cost in enumerate(costs, start=1)]
     middle = JobCost(median(one.launcher for one in costs), median(one.step for one in costs))
     rows.append(middle.cells("median difference"))
     how = (
-        f"{workers} workers that sleep until each step is due, {rate:g} a second; each job was measured for "
+        f"{run.workers} workers that sleep until each step is due, {run.rate:g} a second; each job was measured for "
         f"{WINDOW:g} s after {SETTLE:g} s, in processor time. The targets are 0.5 % of a processor and 1 % of a step"
     )
-    for row in rows:
-        print(*row, sep=" | ")
-    save_table(output / "progress_job.json", "The cost of watching a job", how, JOB_HEAD, rows, turns)
+    return Table(f"{JOB}, {run.workers} workers at {run.rate:g}", measured(groups, how), JOB_HEAD, rows, TITLES[JOB])
+
+
+def tables(kept: Sequence[Kept[Watched]]) -> list[Table]:
+    """All tables."""
+    jobs = [one for one in kept if one.run.kind == JOB]
+    settings = dict.fromkeys((one.run.workers, one.run.rate) for one in jobs)
+    groups = [[one for one in jobs if (one.run.workers, one.run.rate) == setting] for setting in settings]
+    return [*(job_table(group) for group in groups), *(watched_table(one) for one in kept if one.run.kind != JOB)]
+
+
+def line(one: Watched) -> str:
+    """One measurement for the console."""
+    if one.kind == JOB:
+        return " | ".join(job_cost(one.turns, one.rate).cells(f"difference of group {one.group}"))
+    return "\n".join(" | ".join(cost.cells()) for cost in one.costs)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure, and write `progress_cost.json` and `progress_cost.md`."""
+    """Measure what the command line says; return 0."""
     parser = argparse.ArgumentParser(description="What it costs to watch the progress of workers.")
     parser.add_argument("--workers", type=int, default=WORKERS)
     parser.add_argument("--rate", type=float, default=RATE, help="steps a second of a worker (default: 1000)")
     parser.add_argument("--blocks", type=int, default=25, help="groups of four blocks (default: 25)")
     parser.add_argument("--paced", action="store_true", help="workers sleep until a step is due and do not compute")
     parser.add_argument("--job", type=int, metavar="N", help="instead, N groups of four whole jobs")
-    parser.add_argument("--output", type=Path, default=RESULTS / "why", help="folder of the results")
+    SERIES.add_options(parser)
     options = parser.parse_args(arguments)
     if min(options.workers, options.rate, options.blocks, options.job or 1) <= 0:
         parser.error("--workers, --rate, --blocks and --job must be above 0")
     if options.job:
-        measure_job(options.workers, options.rate, options.job, options.output)
-        return 0
-    costs, read, steps = measure(options.workers, options.rate, options.blocks, options.paced)
-    rows = [cost.cells() for cost in costs]
-    kind = "of the clock, in which they sleep" if options.paced else "of their own processor time"
-    how = (
-        f"{options.workers} workers at {options.rate:g} steps a second {kind}, {options.blocks} "
-        f"groups of four blocks of {BLOCK} steps; a read of all pages took the reader {1e6 * read:.0f} us, once a "
-        f"second; the pages showed {steps} of {2 * options.workers * options.blocks * BLOCK} reports at the end"
-    )
-    for row in rows:
-        print(*row, sep=" | ")
-    print(how)
-    name = "progress_paced.json" if options.paced else "progress_cost.json"
-    save_table(options.output / name, "The cost of reporting progress", how, HEAD, rows, costs)
-    return 0
+        wanted = [Key(JOB, options.workers, options.rate, 0, group) for group in range(1, options.job + 1)]
+    else:
+        wanted = [Key(PACED if options.paced else COMPUTING, options.workers, options.rate, options.blocks)]
+    return SERIES.run(parser, options, wanted)
 
+
+SERIES = Series("What it costs to watch the progress of workers", "why/progress_cost", Watched, measure, tables, line)
 
 if __name__ == "__main__":
     sys.exit(main())

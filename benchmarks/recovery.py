@@ -288,7 +288,7 @@ CAPTION = (
 
 BENCHMARK = Benchmark(
     "Recovering: dlrover-run, torchrun and others",
-    "recovery/recovery.json",
+    "recovery/recovery",
     lambda options: cases(QUICK_STORMS if options.quick else STORMS),
     repetitions=5,
     draw=partial(

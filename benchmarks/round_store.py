@@ -11,6 +11,7 @@ from core.launchers import WORKERS
 from core.meetings import start_server
 from core.ratios import Measured
 from core.run import Run, until_last
+from core.series import draw_nothing
 from core.trees import Tree
 
 CLIENTS = (64, 128)
@@ -76,11 +77,11 @@ CASES = tuple(
 
 BENCHMARK = Benchmark(
     "The store of a round beside torch's TCPStore",
-    "round_store.json",
+    "round_store",
     lambda options: CASES,
     repetitions=7,
     quick_repetitions=1,
-    draw=lambda results, path: None,
+    draw=draw_nothing,
 )
 
 if __name__ == "__main__":

@@ -16,13 +16,12 @@ from pathlib import Path
 
 from core import faults
 from core.faults import DATA_NETWORK, TwoNetworks
-from core.kept import Series
 from core.launchers import OURS, Job, Launcher
 from core.ratios import Lost
-from core.report import Machine
 from core.run import NANOSECOND, Run
+from core.series import Kept, Series
 from stall_matrix.kinds import BY_NAME, CALMS, FAULTS, INNOCENTS, REPETITIONS, Fault, Key, keys
-from stall_matrix.report import markdown
+from stall_matrix.report import tables
 from stall_matrix.trial import Trial, outcome, trial_of
 
 from dlrover_run.events.reader import NoEventLog, merged, read_logs
@@ -94,7 +93,7 @@ def wait_for_event(run: Run, journal: Path, fault_at: float) -> None:
             return
 
 
-def hang_or_pause(key: Key, machine: Machine) -> Trial:
+def hang_or_pause(key: Key) -> Trial:
     """Run one job. Raises Lost if it did not come to its fault, or to the end of an innocent one."""
     fault, draw = BY_NAME[key.fault], key.draw
     guilty, delay = draw.randrange(key.ranks), draw.uniform(*TRAINING)
@@ -135,7 +134,7 @@ def hang_or_pause(key: Key, machine: Machine) -> Trial:
         events = stalls_in(journal)
     at = float("inf") if fault.innocent else fault_at
     watched = ended - max(report.at_ns for report in trains) * NANOSECOND
-    return trial_of(key, guilty, at, events, watched, machine.load_average[0], machine.commit, starved)
+    return trial_of(key, guilty, at, events, watched, starved)
 
 
 def queued_seconds(run: Run) -> float:
@@ -154,8 +153,8 @@ def turns(text: str) -> range:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run what is missing, and write `stalls.json` and `stalls.md`."""
-    parser = argparse.ArgumentParser(description="Jobs that hang, and jobs that only seem to.")
+    """Run what is missing; return 0."""
+    parser = argparse.ArgumentParser(description=TITLE)
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--innocent", action="store_true", help="the jobs that only seem to hang")
     which.add_argument("--calm", action="store_true", help="jobs that train for long, with ordinary pauses")
@@ -167,7 +166,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--seconds", type=float, help="of an innocent pause (default: 60), or a calm job (default: 900)"
     )
-    Series.add_options(parser)
+    SERIES.add_options(parser)
     options = parser.parse_args(arguments)
     group: Sequence[Fault] = FAULTS
     repetitions, seconds, word = REPETITIONS, INNOCENT, "no hang"
@@ -193,7 +192,13 @@ def why_absent(fault: str) -> str | None:
     return f"{fault}: {why}" if why else None
 
 
-SERIES = Series("stalls.json", Trial, hang_or_pause, markdown, outcome, lambda key: why_absent(key.fault))
+def absent(key: Key, kept: Sequence[Kept[Trial]]) -> str | None:
+    """Why a run cannot be done here; None if it can."""
+    return why_absent(key.fault)
+
+
+TITLE = "Jobs that hang, and jobs that only seem to"
+SERIES = Series(TITLE, "stalls", Trial, hang_or_pause, tables, outcome, absent)
 
 if __name__ == "__main__":
     sys.exit(main())

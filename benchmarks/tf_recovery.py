@@ -9,14 +9,14 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
 from core.cases import Benchmark, Case, Limits, Options
 from core.launchers import WORKERS
 from core.ratios import Late, Lost, Measured
-from core.report import REPOSITORY, Machine, Result
+from core.report import REPOSITORY, Machine
 from core.run import NANOSECOND, Report, Run
 from core.trees import Tree
 
@@ -308,14 +308,15 @@ class TensorFlowRecovery(Benchmark):
         default = os.environ.get("TF_PYTHON_221") or str(REPOSITORY / ".venv-tf" / "bin" / "python")
         parser.add_argument("--python", default=default, help="an interpreter with TensorFlow (default: %(default)s)")
 
-    def measure(self, options: Options, machine: Machine, names: Sequence[str]) -> Iterable[Result]:
+    def machine(self, options: Options) -> Machine:
+        machine = super().machine(options)
         python = f"{machine.python}, the script's {trained_with(options.python) or 'unknown'}"
-        return super().measure(options, dataclasses.replace(machine, python=python), names)
+        return dataclasses.replace(machine, python=python)
 
 
 BENCHMARK = TensorFlowRecovery(
     "Recovering with parameter servers: tf-ps-run, plain processes and TensorFlow by itself",
-    "tf_recovery/tf_recovery.json",
+    "tf_recovery/tf_recovery",
     lambda options: cases(options.python),
     repetitions=3,
     limits=LIMITS,

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from core.ratios import SHARE, Comparison, Row, compare
-from core.report import Result, Unit, figure, ratio_text, table
+from core.report import Result, Summary, Unit, figure, ratio_text, table
 from core.trees import Tree
 
 HEAD = ("case", "program", "there", "here", "ratio of medians", f"{SHARE:.0%} of draws", "each turn", "lost")
@@ -77,9 +77,9 @@ def _ended(row: Row) -> list[float | None]:
     return [None if value is None or (row.limit and value >= row.limit) else value for value in row.samples]
 
 
-def markdown(title: str, tree: Tree, results: Sequence[Result]) -> str:
+def markdown(tree: Tree, summary: Summary) -> str:
     """The table of all cases."""
-    machine = results[-1].machine if results else None
-    rows = [one.cells() for result in results for one in differences(result)]
-    lines = [f"# {title}: here, as a ratio to {tree.name}", "", f"There: {tree.root}. Here: {machine}.", ""]
+    machine = summary.cases[-1].machine if summary.cases else None
+    rows = [one.cells() for result in summary.cases for one in differences(result)]
+    lines = [f"# {summary.title}: here, as a ratio to {tree.name}", "", f"There: {tree.root}. Here: {machine}.", ""]
     return "\n".join([*lines, *table(HEAD, rows, (0, 1)), ""])

@@ -1,20 +1,21 @@
-"""Cases, the turns of their rivals, and the command line that all benchmarks share."""
+"""A benchmark of rivals: cases in which they take turns, and the options of such a program."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-import signal
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from core import against, pictures, report
 from core.ratios import Lost, Measured, Sample, summarise
-from core.report import RESULTS, Machine, Result, Unit
+from core.report import Machine, Result, Unit
 from core.run import Run
+from core.series import Kept, Series, draw_nothing
 from core.trees import Tree, open_tree
 
 NO_LIMIT = sys.maxsize
@@ -36,8 +37,8 @@ Measure = Callable[[Any, Run, Limits], Measured]
 
 @dataclass(frozen=True)
 class Case:
-    """One comparison. A rival has a `name`, and `absent()` returns why it cannot run
-    here, None if it can.
+    """One comparison. A rival has a `name`, `absent()` returns why it cannot run here, None if it can, and `of_tree`
+    is that of another checkout.
 
     `targets` bound the ratio to `baseline` by rival and part; `within`: see `summarise`. `warm_up` adds one run of each
     rival that is not counted. A rival takes at most `max_turns` turns, or the number in `turns_of`. A baseline that is
@@ -76,12 +77,38 @@ class Case:
             turns_of={},
         )
 
+    def turns(self, repetitions: int) -> range:
+        """The numbers of its turns."""
+        most = max((self.turns_of.get(rival.name, self.max_turns) for rival in self.rivals), default=0)
+        return range(1, min(repetitions, most) + 1)
 
-def run_once(case: Case, rival: Any, turn: int, limits: Limits) -> Sample:
+
+class Key(NamedTuple):
+    """A turn of all rivals, which are kept together: a ratio is one of neighbouring runs."""
+
+    case: str
+    turn: int
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What came of one turn, by rival, and why rivals are absent."""
+
+    case: str
+    turn: int
+    measured: Mapping[str, Measured]
+    absent: Mapping[str, str]
+
+    @property
+    def key(self) -> Key:
+        return Key(self.case, self.turn)
+
+
+def run_once(case: Case, rival: Any, turn: int, limits: Limits) -> Measured:
     """Run one rival once, and print on stderr how it went; turn 0 is a warm-up."""
     try:
         with Run() as run:
-            measured = case.measure(rival, run, limits)
+            measured: Measured = case.measure(rival, run, limits)
     except Lost as why:
         print(run.tail, end="", file=sys.stderr)
         measured = Measured(None, str(why))
@@ -92,32 +119,45 @@ def run_once(case: Case, rival: Any, turn: int, limits: Limits) -> Sample:
     turn_text = f"turn {turn}" if turn else "warm-up"
     outcome = outcome or f"lost: {measured.note}"
     print(f"{case.name:17} {turn_text:8} {rival.name}: {outcome}", file=sys.stderr, flush=True)
-    return Sample(rival.name, turn, measured)
+    return measured
 
 
-def run_case(case: Case, repetitions: int, limits: Limits, machine: Machine) -> Result:
-    """Let the rivals take turns (A B C A B C ...), so that changing load affects all of them alike."""
-    how = f"{repetitions} repetitions in turn" + (" after one warm-up" if case.warm_up else ", fewer where so counted")
-    machine = dataclasses.replace(machine, date=report.now())
-    result = Result(case.name, case.title, case.unit, case.baseline, [], {}, machine, how, case.pairs)
-    if why := case.unavailable():
-        return dataclasses.replace(result, absent={rival.name: why for rival in case.rivals})
+def take_turn(case: Case, turn: int, limits: Limits, warm: bool = False) -> Turn:
+    """Let the rivals take a turn (A B C A B C ...), so that changing load affects all of them alike. Those of a case
+    with a warm-up that are not `warm` have one before."""
     absent = {rival.name: why for rival in case.rivals if (why := rival.absent())}
     present = [rival for rival in case.rivals if rival.name not in absent]
-    if case.warm_up:
-        for rival in present:
-            run_once(case, rival, 0, limits)
-    samples: list[Sample] = []
-    for turn in range(1, repetitions + 1):
-        due = [rival for rival in present if turn <= case.turns_of.get(rival.name, case.max_turns)]
-        if case.pairs and turn % 2 == 0:
-            # The second of a pair would always find the caches that the first one has left.
-            due.reverse()
-        samples += [run_once(case, rival, turn, limits) for rival in due]
-        if case.known_baseline and turn <= case.max_turns:
-            samples.append(Sample(case.baseline, turn, Measured({"": case.known_baseline})))
+    for rival in present if case.warm_up and not warm else ():
+        run_once(case, rival, 0, limits)
+    due = [rival for rival in present if turn <= case.turns_of.get(rival.name, case.max_turns)]
+    if case.pairs and turn % 2 == 0:
+        # The second of a pair would always find the caches that the first one has left.
+        due.reverse()
+    return Turn(case.name, turn, {rival.name: run_once(case, rival, turn, limits) for rival in due}, absent)
+
+
+def result_of(case: Case, kept: Sequence[Kept[Turn]]) -> Result:
+    """The table of a case, which has at least one turn."""
+    turns = [one.run for one in kept]
+    # All rows in the order of the case: some rivals take fewer turns, and pairs are turned round.
+    samples = [
+        Sample(rival.name, turn.turn, turn.measured[rival.name])
+        for turn in turns
+        for rival in case.rivals
+        if rival.name in turn.measured
+    ]
+    if case.known_baseline:
+        samples += [Sample(case.baseline, turn.turn, Measured({"": case.known_baseline})) for turn in turns]
+    how = f"{len(turns)} repetitions in turn" + (" after one warm-up" if case.warm_up else ", fewer where so counted")
     rows = summarise(case.derive(samples), case.baseline, case.targets, case.within, case.pairs)
-    return dataclasses.replace(result, rows=rows, absent=absent)
+    absent = turns[-1].absent
+    return Result(case.name, case.title, case.unit, case.baseline, rows, absent, kept[0].machine, how, case.pairs)
+
+
+def results_of(cases: Sequence[Case], kept: Sequence[Kept[Turn]]) -> list[Result]:
+    """The tables of all cases that have turns."""
+    by_case = [(case, [one for one in kept if one.run.case == case.name]) for case in cases]
+    return [result_of(case, own) for case, own in by_case if own]
 
 
 Options = argparse.Namespace
@@ -142,12 +182,27 @@ def tree(text: str) -> Tree:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
+def add_options(parser: argparse.ArgumentParser, names: Collection[str], repetitions: int) -> None:
+    """The options of all benchmarks of rivals, whose cases have these names."""
+    only = f"only these, with commas: {', '.join(names)}"
+    parser.add_argument("--repetitions", type=int, default=repetitions, help="turns (default: %(default)s)")
+    parser.add_argument("--quick", action="store_true", help="few turns and short time-outs, to see that it works")
+    parser.add_argument("--only", action="extend", type=chosen(names), metavar="CASE", help=only)
+    parser.add_argument("--against", type=tree, metavar="TREE", help="compare with another checkout: its folder")
+
+
+def against_text(series: Series[Any], options: Options) -> Series[Any]:
+    """The series, whose page is the comparison with another checkout if that is asked for."""
+    text = partial(against.markdown, options.against)
+    return dataclasses.replace(series, text=text, draw=draw_nothing) if options.against else series
+
+
 @dataclass(frozen=True)
 class Benchmark:
-    """One program. `json` is the path of its results below `results/`. The case names do not depend on the options."""
+    """A program whose rivals take turns. `name`: see `Series`. The case names do not depend on the options."""
 
     title: str
-    json: str
+    name: str
     cases: Callable[[Options], Sequence[Case]]
     repetitions: int
     quick_repetitions: int = 1
@@ -155,83 +210,61 @@ class Benchmark:
     quick_limits: Limits = Limits(start=60.0, recovery=40.0)
     draw: Callable[[Sequence[Result], Path], None] = pictures.bars
 
-    def names(self) -> list[str]:
+    @property
+    def order(self) -> list[str]:
         """The cases in the order of the tables."""
         return [case.name for case in self.cases(Options(quick=False, python=""))]
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
         """Add options of this benchmark alone."""
 
-    def measure(self, options: Options, machine: Machine, names: Sequence[str]) -> Iterable[Result]:
-        """The results of the cases of these names."""
-        limits = self.quick_limits if options.quick else self.limits
-        for case in self.cases(options):
-            if case.name in names:
-                compared = case.against(options.against) if options.against else case
-                if compared.rivals:
-                    yield run_case(compared, options.repetitions, limits, machine)
+    def machine(self, options: Options) -> Machine:
+        """The machine, and what else the options say of it."""
+        return report.this_machine()
+
+    def series(self, cases: Sequence[Case], limits: Limits, machine: Callable[[], Machine]) -> Series[Turn]:
+        """The turns of these cases."""
+        by_name = {case.name: case for case in cases}
+        warm: set[str] = set()
+
+        def measure(key: Key) -> Turn:
+            turn = take_turn(by_name[key.case], key.turn, limits, key.case in warm)
+            warm.add(key.case)
+            return turn
+
+        def absent(key: Key, kept: Sequence[Kept[Turn]]) -> str | None:
+            why = by_name[key.case].unavailable()
+            return f"{key.case}: {why}" if why else None
+
+        return Series(
+            self.title,
+            self.name,
+            Turn,
+            measure,
+            lambda kept: results_of(cases, kept),
+            absent=absent,
+            order=self.order,
+            draw=self.draw,
+            machine=machine,
+        )
 
     def main(self, arguments: Sequence[str] | None = None) -> int:
         """Measure what the command line says; return 0."""
-        names = self.names()
         parser = argparse.ArgumentParser(description=self.title)
-        parser.add_argument("--repetitions", type=int, default=self.repetitions, help="turns (default: %(default)s)")
-        parser.add_argument("--quick", action="store_true", help="few turns and short time-outs, to see that it works")
-        parser.add_argument(
-            "--only",
-            action="extend",
-            type=chosen(names),
-            metavar="CASE",
-            help=f"only these, with commas: {', '.join(names)}",
-        )
-        parser.add_argument("--against", type=tree, metavar="TREE", help="compare with another checkout: its folder")
-        parser.add_argument("--redraw", action="store_true", help="measure nothing; write tables and picture again")
-        folder = (RESULTS / self.json).parent
-        parser.add_argument("--output", type=Path, help=f"folder of the results (default: {folder}; --against: none)")
+        add_options(parser, self.order, self.repetitions)
         self.add_options(parser)
+        self.series((), self.limits, report.this_machine).add_options(parser)
         options = parser.parse_args(arguments)
         if options.quick:
             options.repetitions = self.quick_repetitions
         if options.repetitions < 1:
             parser.error(f"--repetitions must be at least 1, not {options.repetitions}")
-        path = (options.output or folder) / Path(self.json).name
-        try:
-            results = report.read(path)
-        except ValueError as error:
-            parser.error(str(error))
-        # Otherwise SIGTERM would leave the processes of the run behind.
-        before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-        try:
-            if options.against:
-                self.compare(options, options.only or names)
-            else:
-                self.publish(path, results, options, names)
-        finally:
-            signal.signal(signal.SIGTERM, before)
-        return 0
-
-    def publish(self, path: Path, results: list[Result], options: Options, names: Sequence[str]) -> None:
-        """Measure the chosen cases, and write them beside the results that the other cases have."""
-        if not options.redraw:
-            # The load is read before the first rival runs: it is that of other programs.
-            machine = report.this_machine()
-            for result in self.measure(options, machine, options.only or names):
-                # What took minutes is kept, even if the next case fails.
-                results = report.merge(results, [result], names)
-                report.write_json(path, {"cases": results})
-                print("\n".join(report.section(result)))
-        report.write(path, self.title, results, self.draw)
-        print(f"Results are in {path.parent}.", file=sys.stderr)
-
-    def compare(self, options: Options, names: Sequence[str]) -> None:
-        """Measure this checkout and another one in turn, and print their ratios. They belong to no published result."""
-        results = []
-        for result in self.measure(options, report.this_machine(), names):
-            results.append(result)
-            print("\n".join(report.section(result)), file=sys.stderr, flush=True)
-        text = against.markdown(self.title, options.against, results)
-        print(text)
-        if options.output:
-            path = options.output / Path(self.json).name
-            report.write_json(path, {"cases": results})
-            path.with_suffix(".md").write_text(text)
+        cases = [case.against(options.against) if options.against else case for case in self.cases(options)]
+        series = self.series(cases, self.quick_limits if options.quick else self.limits, lambda: self.machine(options))
+        wanted = [
+            Key(case.name, turn)
+            for case in cases
+            if case.name in (options.only or self.order)
+            for turn in case.turns(options.repetitions)
+        ]
+        return against_text(series, options).run(parser, options, wanted, trial=bool(options.against or options.quick))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import importlib.metadata
+import json
 import os
 import platform
 import subprocess
@@ -19,6 +20,9 @@ from core.ratios import Ratio, Row
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 RESULTS = REPOSITORY / "benchmarks" / "results"
+"""What is published: the summary, the page and the picture of each benchmark."""
+RUNS = REPOSITORY / "benchmarks" / "runs"
+"""The single runs on this machine, which git ignores."""
 COLUMNS = ("rival", "median", "min", "max", "lost", "ratio", "spread", "target", "reached", "notes")
 MEBIBYTE = 1024.0**2
 
@@ -153,61 +157,119 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], text_columns: Coll
     return ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in (head, rules, *rows)]
 
 
-def section(result: Result) -> list[str]:
-    """A table with its heading, and the rivals that are absent."""
-    lines = [f"## {result.heading}", ""]
-    if result.rows:
-        lines += [*table(COLUMNS, cells(result), text_columns=(0, len(COLUMNS) - 1)), ""]
-    return [*lines, *(line for name, why in result.absent.items() for line in (f"{name} did not run: {why}.", ""))]
+@dataclass(frozen=True)
+class Table:
+    """A table that is not of rivals, under a heading of its own if it has one. `name` is the one that it keeps when it
+    is made again, `measured` says how and where its runs were, and `about` stands before it. The columns `text` are not
+    numbers."""
+
+    name: str
+    measured: str
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    heading: str = ""
+    about: str = ""
+    text: Sequence[int] = (0,)
 
 
-def markdown(title: str, results: Sequence[Result]) -> str:
+def section(part: Result | Table) -> list[str]:
+    """A table with its heading, what stands before it, and the rivals that are absent."""
+    lines = [f"## {part.heading}", ""] if part.heading else []
+    if isinstance(part, Table):
+        lines += [part.about, ""] if part.about else []
+        return [*lines, *table(part.head, part.rows, part.text), ""]
+    if part.rows:
+        lines += [*table(COLUMNS, cells(part), text_columns=(0, len(COLUMNS) - 1)), ""]
+    return [*lines, *(line for name, why in part.absent.items() for line in (f"{name} did not run: {why}.", ""))]
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What is published of a benchmark: its tables, of rivals (`cases`) or others."""
+
+    title: str
+    cases: Sequence[Result] = ()
+    tables: Sequence[Table] = ()
+
+    @property
+    def parts(self) -> list[Result | Table]:
+        """All tables."""
+        return [*self.cases, *self.tables]
+
+
+def markdown(summary: Summary) -> str:
     """All tables; a line on the machine precedes each table that was measured otherwise than the one before."""
-    lines = [f"# {title}", "", "`benchmarks/README.md` says what is measured and how.", ""]
+    lines = [f"# {summary.title}", "", "`benchmarks/README.md` says what is measured and how.", ""]
     before = ""
-    for result in results:
-        heading, empty, *rest = section(result)
-        measured = f"{result.machine}; {result.how}."
-        lines += [heading, empty, *([measured, empty] if measured != before else []), *rest]
-        before = measured
+    for part in summary.parts:
+        own = part.measured if isinstance(part, Table) else f"{part.machine}; {part.how}"
+        above = [f"{own}.", ""] if own != before else []
+        heading, rest = section(part)[:2], section(part)[2:]
+        lines += [*heading, *above, *rest] if part.heading else [*above, *heading, *rest]
+        before = own
     return "\n".join(lines)
 
 
-def write_json(path: Path, document: Any) -> None:
-    """Write a document; its folder is made if it is not there."""
+def _lines(value: Any, depth: int = 0) -> str:
+    """JSON with a line for each field of a table and each of its rows, so that these are the lines of a difference."""
+    each_row = isinstance(value, list) and any(isinstance(one, (dict, list)) for one in value)
+    if not each_row and not (isinstance(value, dict) and depth in (0, 2)):
+        return json.dumps(value, ensure_ascii=False)
+    inner = "  " * (depth + 1)
+    if isinstance(value, dict):
+        items = [f"{inner}{json.dumps(name)}: {_lines(one, depth + 1)}" for name, one in value.items()]
+        return "{\n" + ",\n".join(items) + f"\n{inner[2:]}}}"
+    items = [inner + (_lines(one, depth + 1) if depth < 3 else json.dumps(one, ensure_ascii=False)) for one in value]
+    return "[\n" + ",\n".join(items) + f"\n{inner[2:]}]"
+
+
+def _rounded(value: Any) -> Any:
+    """With nine digits, nanoseconds of a second: no table shows more."""
+    if isinstance(value, float):
+        return float(f"{value:.9g}")
+    if isinstance(value, (list, tuple)):
+        return [_rounded(each) for each in value]
+    return {key: _rounded(each) for key, each in value.items()} if isinstance(value, dict) else value
+
+
+def write_json(path: Path, summary: Summary) -> None:
+    """Write a summary, a line for each row of a table."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n")
+    path.write_text(_lines(_rounded(msgspec.to_builtins(summary))) + "\n")
 
 
-def read(path: Path) -> list[Result]:
-    """The results of earlier runs, none if there is no such file. Raises ValueError for a file of another kind."""
+def read(path: Path) -> Summary:
+    """What is published, empty if there is no such file. Raises ValueError for a file of another kind."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=dict[Literal["cases"], list[Result]])["cases"]
+        return msgspec.json.decode(path.read_bytes(), type=Summary)
     except FileNotFoundError:
-        return []
-    except (KeyError, msgspec.DecodeError) as error:
+        return Summary("")
+    except msgspec.DecodeError as error:
         raise ValueError(f"{path} is no result of this benchmark ({error}): name another --output") from error
 
 
-def merge(old: Sequence[Result], new: Sequence[Result], order: Sequence[str]) -> list[Result]:
-    """The newest result of each case in `order`; results of other cases go."""
-    found = {result.name: result for result in (*old, *new)}
-    return [found[name] for name in order if name in found]
+def merge(old: Summary, new: Sequence[Result | Table], order: Sequence[str] = ()) -> Summary:
+    """The newest table of each name. With an `order` those of other names go; otherwise they stay where they are."""
+    found = {part.name: part for part in (*old.parts, *new)}
+    parts = [found[name] for name in order or found if name in found]
+    return Summary(
+        old.title,
+        [part for part in parts if isinstance(part, Result)],
+        [part for part in parts if isinstance(part, Table)],
+    )
 
 
-def write(path: Path, title: str, results: Sequence[Result], draw: Callable[[Sequence[Result], Path], None]) -> None:
-    """Write the results as JSON, as tables and as a picture; `path` is that of the JSON."""
-    write_json(path, {"cases": results})
-    path.with_suffix(".md").write_text(markdown(title, results))
-    draw([result for result in results if result.rows], path.with_suffix(".png"))
-
-
-def save_table(
-    path: Path, title: str, about: str, head: Sequence[str], rows: Iterable[Sequence[str]], record: Sequence[Any]
+def write(
+    path: Path,
+    summary: Summary,
+    text: Callable[[Summary], str],
+    draw: Callable[[Sequence[Result], Path], None],
 ) -> None:
-    """Write a table that is not of rivals: `record` as JSON to `path`, and the rows as Markdown beside it."""
-    machine = this_machine()
-    write_json(path, {"machine": machine, "about": about, "rows": record})
-    lines = [f"# {title}", "", f"{about}; {machine}.", "", *table(head, rows, text_columns=(1,)), ""]
-    path.with_suffix(".md").write_text("\n".join(lines))
-    print(f"Results are in {path.parent}.", file=sys.stderr)
+    """Write the tables as JSON and as a page, and a picture; `path` is that of the JSON."""
+    write_json(path, summary)
+    path.with_suffix(".md").write_text(text(summary))
+    if drawn := [result for result in summary.cases if result.rows]:
+        try:
+            draw(drawn, path.with_suffix(".png"))
+        except ModuleNotFoundError as error:
+            print(f"No picture was drawn: {error}. Install '.[benchmark]', then --redraw.", file=sys.stderr)

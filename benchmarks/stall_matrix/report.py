@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 from statistics import median
 
-from core.kept import Stored, percent, quantile
-from core.report import table
+from core.report import Table
+from core.series import Kept, measured, percent, quantile
 
 from stall_matrix.kinds import BY_NAME, CALMS, FAULTS, INNOCENTS
 from stall_matrix.trial import NO_RANK, NO_REPORT, Trial
@@ -67,11 +67,12 @@ def rank_rows(hangs: Sequence[Trial], sizes: Sequence[int]) -> list[list[str]]:
     return rows
 
 
-def markdown(stored: Stored[Trial]) -> str:
+def tables(kept: Sequence[Kept[Trial]]) -> list[Table]:
     """All tables."""
-    hangs = [one for one in stored.runs if not BY_NAME[one.fault].innocent]
-    innocent = [one for one in stored.runs if BY_NAME[one.fault].innocent]
-    sizes = sorted({one.ranks for one in stored.runs})
+    runs = [one.run for one in kept]
+    hangs = [one for one in runs if not BY_NAME[one.fault].innocent]
+    innocent = [one for one in runs if BY_NAME[one.fault].innocent]
+    sizes = sorted({one.ranks for one in runs})
     groups = [
         (fault, size, [one for one in hangs if (one.fault, one.ranks) == (fault.name, size)])
         for fault in FAULTS
@@ -90,18 +91,24 @@ def markdown(stored: Stored[Trial]) -> str:
         for pause in sorted({one.pause for one in innocent if one.fault == fault.name})
         if (own := [one for one in innocent if (one.fault, one.ranks, one.pause) == (fault.name, size, pause)])
     ]
-    watched, wrong = sum(one.watched for one in stored.runs), sum(one.wrong_reports for one in stored.runs)
-    commits = ", ".join(dict.fromkeys(one.commit for one in stored.runs))
-    loads = [one.load for one in stored.runs]
-    measured = f"load {min(loads, default=0):.1f} to {max(loads, default=0):.1f}; commits of the runs: {commits}"
-    named = [f"rank {rank} named" for rank in range(max(sizes, default=0))]
-    lines = ["# Jobs that hang, and jobs that only seem to", ""]
-    lines += ["`benchmarks/README.md` says what is measured and how.", "", f"{stored.machine}; {measured}.", ""]
-    lines += [f"Jobs without a fault, or before it, were watched for {watched:.0f} s ({watched / 3600:.2f} hours): "]
-    lines[-1] += f"{wrong} false reports."
-    lines += ["", "## Hangs", "", *table(HANGS_HEAD, rows, (1,)), ""]
-    lines += ["## Why the rank was named", "", *table((*REASONS_HEAD, *codes), reason_rows(hangs, codes), (0,)), ""]
-    lines += ["## The ranks that were named", ""]
-    lines += [*table((*RANKS_HEAD, *named, "several", "none"), rank_rows(hangs, sizes), ()), ""]
-    lines += ["## Innocent pauses", "", *table(INNOCENTS_HEAD, pauses, (1,)), ""]
-    return "\n".join(lines)
+    watched, wrong = sum(one.watched for one in runs), sum(one.wrong_reports for one in runs)
+    about = (
+        f"Jobs without a fault, or before it, were watched for {watched:.0f} s ({watched / 3600:.2f} hours): "
+        f"{wrong} false reports."
+    )
+    named = [f"rank {rank} named" for rank in range(max(sizes))]
+    how = measured(kept)
+    found_tables = [
+        Table("hangs", how, HANGS_HEAD, rows, "Hangs", about, (1,)),
+        Table("reasons", how, (*REASONS_HEAD, *codes), reason_rows(hangs, codes), "Why the rank was named"),
+        Table(
+            "ranks",
+            how,
+            (*RANKS_HEAD, *named, "several", "none"),
+            rank_rows(hangs, sizes),
+            "The ranks that were named",
+            text=(),
+        ),
+        Table("innocent", how, INNOCENTS_HEAD, pauses, "Innocent pauses", text=(1,)),
+    ]
+    return [one for one in found_tables if one.rows]

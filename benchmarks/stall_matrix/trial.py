@@ -35,8 +35,6 @@ class Trial:
     function: str
     wrong_reports: int
     watched: float
-    load: float
-    commit: str
     wrong: tuple[str, ...] = ()
     starved: float = 0.0
 
@@ -71,8 +69,6 @@ def trial_of(
     fault_at: float,
     events: Sequence[WorkerStalled],
     watched: float,
-    load: float = 0.0,
-    commit: str = "",
     starved: float = 0.0,
 ) -> Trial:
     """The outcome of a run from the stalls in its event log; `fault_at` is infinite if nothing was wrong. Pure."""
@@ -95,8 +91,6 @@ def trial_of(
         function=str(place["function"]) if here else "",
         wrong_reports=len(lines),
         watched=watched,
-        load=load,
-        commit=commit,
         wrong=tuple(lines.values()),
         starved=round(starved, 2),
     )

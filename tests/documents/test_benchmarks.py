@@ -7,13 +7,12 @@ import math
 import os
 import random
 import re
-import shutil
 import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 from check_world import Computing, NodeTruth, World, whole
@@ -24,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 import autoscale
 import check_cost
 import check_decide
+import checkpoint_pause
 import imports
 import launch
 import ledger
@@ -34,8 +34,8 @@ import rendezvous
 import round_store
 import stalls
 import tf_recovery
-from core import against, indices, kept, processes, report, truth
-from core.cases import Case, Limits, run_case
+from core import against, indices, processes, report, series, truth
+from core.cases import Benchmark, Case, Limits, Turn, result_of, take_turn
 from core.launchers import SPAWN, TORCHRUN, Job
 from core.meetings import crowd_sizes
 from core.processes import Process
@@ -52,6 +52,7 @@ from core.steps import (
     step_rate,
     training_rate,
 )
+from core.storms import Storm
 from core.trees import Tree, open_tree
 from recovery import NEW_WORLD, OLD_ENDED
 from stall_matrix import kinds
@@ -68,6 +69,12 @@ from dlrover_run.features.hangs.search.guilt import GuiltCode
 ROOT = Path(__file__).resolve().parents[2]
 SECOND = 1_000_000_000
 MACHINE = report.Machine("CPU", 2, 8.0, "6.1", "3.11", "2.13", (0.5, 0.25, 0.0), "2030-01-01T10:00:00", "abc")
+
+
+def result_in(case: Case, repetitions: int) -> report.Result:
+    """The result of some turns of a case."""
+    turns = (take_turn(case, turn, Limits(settle=0.1), warm=turn > 1) for turn in case.turns(repetitions))
+    return result_of(case, [series.Kept(turn, MACHINE) for turn in turns])
 
 
 def rows_of(samples: list[Sample], targets: dict[tuple[str, str], float] | None = None) -> dict[str, Row]:
@@ -143,7 +150,7 @@ def test_a_compared_program_gets_as_many_turns_as_its_case_allows_beside_a_known
         "cut", "cut", "s", (SPAWN, replace(SPAWN, name="absent", prefix=("/nowhere",))), "known",
         lambda rival, run, limits: Measured({"": 18.0}), warm_up=False, known_baseline=9.0, max_turns=2,
     )  # fmt: skip
-    result = run_case(case, 5, Limits(), MACHINE)
+    result = result_in(case, 5)
     assert {row.title: row.samples for row in result.rows} == {SPAWN.name: (18.0, 18.0), "known": (9.0, 9.0)}
     assert result.rows[0].ratio == 2.0
     assert result.absent.keys() == {"absent"}
@@ -169,28 +176,30 @@ def test_each_program_of_the_project_is_compared_with_that_of_another_checkout()
     assert [rival.name for rival in compared.rivals] == [f"{SPAWN.name}, old", SPAWN.name]
     assert compared.rivals[0].command(Job("wait.py", 1))[:3] == ["/old/python", "-m", "dlrover_run"]
     here = [replace(rival, prefix=SPAWN.prefix) for rival in compared.rivals]
-    result = run_case(replace(compared, rivals=here), 3, Limits(), MACHINE)
+    result = result_in(replace(compared, rivals=here), 3)
     assert [(one.title, one.comparison.ratio, one.lost) for one in against.differences(result)] == [
         (SPAWN.name, 1.5, "0 and 0 of 3"),
         (f"{SPAWN.name}, a part", 1.0, "0 and 0 of 3"),
     ]
     line = "| kill | dlrover-run spawn | 2.000 s | 3.000 s | 1.50 | 1.50 to 1.50 | 1.50 to 1.50 | 0 and 0 of 3 |"
-    assert line in against.markdown("x", OLD, [result])
+    assert line in against.markdown(OLD, report.Summary("x", [result]))
 
 
 def test_the_nodes_of_a_rendezvous_are_compared_with_those_of_another_checkout() -> None:
     rivals, pairs = against.with_twins([rendezvous.OURS, rendezvous.C10D], OLD)
     assert [rival.name for rival in rivals] == ["dlrover-run, old", "dlrover-run"]
     trials = [trial(rival, 2, 1, time) for rival, time in (("dlrover-run", 1.5), ("dlrover-run, old", 1.0))]
-    result = rendezvous.tables(trials, (2,), {}, replace(EMPTY, pairs=pairs))[0]
+    result = rendezvous.tables(trials, {}, replace(EMPTY, pairs=pairs))[0]
     assert all(row.target is None for row in result.rows)
     assert [one.comparison.ratio for one in against.differences(result)] == [1.5]
 
 
 def other_checkout(folder: Path) -> Path:
-    """A copy of the product, and an interpreter that imports it."""
+    """A checkout whose launcher prints a line, and an interpreter that imports it."""
     for name in ("dlrover_run", "tf_ps_runner"):
-        shutil.copytree(ROOT / name, folder / name)
+        (folder / name).mkdir(parents=True)
+        (folder / name / "__init__.py").write_text("")
+    (folder / "dlrover_run" / "__main__.py").write_text("print('usage')")
     python = folder / ".venv" / "bin" / "python"
     python.parent.mkdir(parents=True)
     python.write_text(f'#!/bin/sh\nPYTHONPATH={folder} exec {sys.executable} "$@"\n')
@@ -209,7 +218,7 @@ def test_a_launch_is_measured_beside_that_of_another_checkout(
         r"^\| help \| dlrover-run spawn \| \d+\.\d+ s \| \d+\.\d+ s \| .* \| 0 and 0 of 1 \|$", text, re.MULTILINE
     )
     assert (tmp_path / "launch.md").read_text() == text.removesuffix("\n")
-    assert [row.title for row in report.read(tmp_path / "launch.json")[0].rows] == [
+    assert [row.title for row in report.read(tmp_path / "launch.json").cases[0].rows] == [
         "dlrover-run spawn, other",
         SPAWN.name,
     ]
@@ -380,7 +389,7 @@ def test_the_cost_of_the_check_is_the_difference_of_each_turn_to_the_task_of_tha
 
 def trial(rival: str, nodes: int, turn: int, time: float, limit: float = 45.0) -> rendezvous.Trial:
     unended = frozenset({""} if time >= limit else ())
-    return rendezvous.Trial(rival, nodes, turn, {"last-joiner": Measured({"": time}, "", unended)})
+    return rendezvous.Trial(turn, nodes, rival, "last-joiner", {"last-joiner": Measured({"": time}, "", unended)})
 
 
 EMPTY = report.Result("", "", "s", "", [], {}, MACHINE, "1 repetition")
@@ -390,23 +399,37 @@ def test_rendezvous_are_compared_at_the_same_number_of_nodes_and_lost_ones_miss_
     trials = [
         trial("dlrover-run", 2, 1, 0.01),
         trial("c10d", 2, 1, 1.0),
-        rendezvous.Trial("dlrover-run", 8, 1, {}, "no"),
+        rendezvous.Trial(1, 8, "dlrover-run", "last-joiner", {}, "no"),
     ]
-    rows = {
-        row.title: row for row in rendezvous.tables([*trials, trial("c10d", 8, 1, 45.0)], (2, 8), {}, EMPTY)[0].rows
-    }
+    rows = {row.title: row for row in rendezvous.tables([*trials, trial("c10d", 8, 1, 45.0)], {}, EMPTY)[0].rows}
     assert (rows["dlrover-run, 2 nodes"].ratio, rows["dlrover-run, 2 nodes"].reached) == (0.01, True)
     assert (rows["dlrover-run, 8 nodes"].lost, rows["c10d, 8 nodes"].limit) == (1, 45.0)
 
 
 def test_torch_is_not_run_again_with_a_size_at_which_it_failed() -> None:
-    def attempt(rival: rendezvous.Rival, nodes: int, turn: int) -> rendezvous.Trial:
-        return trial(rival.name, nodes, turn, 45.0 if nodes >= 8 else 1.0)
+    rivals = (rendezvous.OURS, rendezvous.C10D)
+    of_torch = rendezvous.series_of(rivals, 45.0, {}, {}, "")
+    keys = rendezvous.keys(rivals, (2, 8, 32), 2, ("last-joiner",))
+    kept: list[series.Kept[rendezvous.Trial]] = []
+    for key in keys:
+        if not of_torch.absent(key, kept):
+            time = 45.0 if key.rival == "c10d" and key.nodes >= 8 else 1.0
+            kept.append(series.Kept(trial(key.rival, key.nodes, key.turn, time), MACHINE))
+    assert [one.run.nodes for one in kept if one.run.rival == "c10d"] == [2, 8, 2]
+    assert len(kept) == 3 + 6, "ours always runs again"
+    (table, *_) = of_torch.tables(kept)
+    assert isinstance(table, report.Result)
+    assert table.absent == {"c10d, 32 nodes": "it did not bring 8 together"}
 
-    tried, absent = rendezvous.take_turns((rendezvous.OURS, rendezvous.C10D), (2, 8, 32), 2, attempt)
-    assert [one.nodes for one in tried if one.rival == "c10d"] == [2, 8, 2]
-    assert len(tried) == 3 + 6, "ours always runs again"
-    assert absent == {"c10d, 32 nodes": "it did not bring 8 together"}
+
+def test_a_rendezvous_is_measured_as_often_as_its_rivals_have_it() -> None:
+    rivals = (rendezvous.OURS, rendezvous.ETCD, rendezvous.C10D)
+    keys = rendezvous.keys(rivals, (2,), 1, tuple(rendezvous.MEASUREMENTS))
+    assert Counter(key.measurement for key in keys) == {"at-once": 3, "last-joiner": 3, "death": 2, "elected-death": 1}
+    assert {figure for figures in rendezvous.MEASUREMENTS.values() for figure in figures} == rendezvous.TABLES.keys()
+    pair, _ = against.with_twins([rendezvous.OURS], OLD)
+    names = [key.rival for key in rendezvous.keys(pair, (2,), 2, ("at-once",))]
+    assert names == ["dlrover-run, old", "dlrover-run", "dlrover-run", "dlrover-run, old"]
 
 
 def test_renewals_of_leases_are_shown_and_not_added() -> None:
@@ -425,21 +448,24 @@ def result(name: str = "start") -> report.Result:
     return replace(EMPTY, name=name, title="a | title", baseline="theirs", rows=rows, absent={"gone": "not installed"})
 
 
-def test_a_result_survives_json_and_the_newest_of_each_case_is_kept(tmp_path: Path) -> None:
-    report.write_json(tmp_path / "x.json", {"cases": [result()]})
-    assert report.read(tmp_path / "x.json") == [result()]
+def test_a_summary_survives_json_and_the_newest_of_each_table_is_kept(tmp_path: Path) -> None:
+    table = report.Table("a table", "here", ("x",), (("1",),), "Heading", "Before it:", (0,))
+    summary = report.Summary("title", [result()], [table])
+    report.write_json(tmp_path / "x.json", summary)
+    read = report.read(tmp_path / "x.json")
+    assert report.markdown(read) == report.markdown(summary)
+    assert [line.count("{") for line in (tmp_path / "x.json").read_text().splitlines() if '"ours"' in line] == [1]
     newer = replace(result(), how="2 repetitions")
-    assert report.merge([result(), result("old")], [newer, result("other")], ["other", "start"]) == [
-        result("other"),
-        newer,
-    ]
+    old = report.Summary("title", [result(), result("old")])
+    assert report.merge(old, [newer, result("other")], ["other", "start"]).parts == [result("other"), newer]
+    assert report.merge(old, [newer, table]).parts == [newer, result("old"), table]
     (tmp_path / "x.json").write_text('{"cases": [{"name": "kill"}]}')
     with pytest.raises(ValueError, match="no result of this benchmark"):
         report.read(tmp_path / "x.json")
 
 
 def test_the_tables_distinguish_bounds_from_figures_and_name_the_machine() -> None:
-    text = report.markdown("Launching", [result()])
+    text = report.markdown(report.Summary("Launching", [result()]))
     lines = [line for line in text.splitlines() if line.startswith("|")]
     assert {line.replace("\\|", "").count("|") for line in lines} == {len(report.COLUMNS) + 1}
     assert "> 90.000 s" in text
@@ -448,17 +474,43 @@ def test_the_tables_distinguish_bounds_from_figures_and_name_the_machine() -> No
     assert (report.ratio_text(0.052, bound=True), report.ratio_text(0.0043)) == ("<= 0.052", "0.0043")
 
 
-@pytest.mark.parametrize("program", [launch, recovery, tf_recovery, check_cost, rendezvous, round_store])
-def test_stored_results_are_read_and_have_the_tables_beside_them(program: object) -> None:
-    stored = program.BENCHMARK  # type: ignore[attr-defined]
-    path = report.RESULTS / stored.json
-    results = report.read(path)
-    assert [one.name for one in results] == stored.names()
-    assert path.with_suffix(".md").read_text() == report.markdown(stored.title, results)
-    for one in results:
+PUBLISHED: list[series.Series[Any]] = [
+    *(
+        one.BENCHMARK.series((), Limits(), report.this_machine)
+        for one in (launch, recovery, tf_recovery, check_cost, round_store)
+    ),
+    *(one.SERIES for one in (rendezvous, stalls, autoscale, check_decide, node_check, progress_cost, imports)),
+    ledger.series_of(Storm()),
+    checkpoint_pause.series_of(None),
+]
+
+
+def test_the_benchmarks_are_all_there_are() -> None:
+    programs = {path.stem for path in (ROOT / "benchmarks").glob("*.py")}
+    assert len(PUBLISHED) == len(programs)
+    assert {path.with_suffix("") for path in report.RESULTS.rglob("*.json")} == {
+        report.RESULTS / one.name for one in PUBLISHED
+    }
+
+
+@pytest.mark.parametrize("published", PUBLISHED, ids=lambda one: one.name)
+def test_stored_results_are_read_and_have_the_tables_beside_them(published: series.Series[Any]) -> None:
+    path = report.RESULTS / f"{published.name}.json"
+    summary = report.read(path)
+    assert summary.title == published.title
+    assert summary.parts
+    assert path.with_suffix(".md").read_text() == report.markdown(summary)
+    assert not published.order or [one.name for one in summary.parts] == list(published.order)
+    assert path.with_suffix(".png").exists() == (published.draw is not series.draw_nothing)
+    for one in summary.cases:
         titles = {row.title for row in one.rows}
         assert not one.baseline or any(title.startswith(one.baseline) for title in titles)
         assert all(row.reached is not None for row in one.rows if row.target is not None and row.samples)
+
+
+def test_the_published_results_are_small() -> None:
+    """Single runs belong to no commit: each measurement would write them anew."""
+    assert sum(path.stat().st_size for path in report.RESULTS.rglob("*.json")) < 300_000
 
 
 SLOW_NETWORK = NodeTruth(drag=4.5)
@@ -512,7 +564,7 @@ def test_real_jobs_are_measured() -> None:
     with Run() as run:
         assert not rendezvous.join_at_once(run, rendezvous.OURS, 3, limit=60.0)["at-once"].unended
     case = next(case for case in recovery.cases() if case.name == "worker-death")
-    result = run_case(replace(case, rivals=(SPAWN,)), 1, Limits(settle=0.1), MACHINE)
+    result = result_in(replace(case, rivals=(SPAWN,)), 1)
     rows = {row.title: row.median for row in result.rows}
     noticed, formed, stepped = (rows[SPAWN.name + part] for part in (OLD_ENDED, NEW_WORLD, ""))
     assert (noticed or 0) > 0
@@ -556,9 +608,9 @@ def test_the_cost_of_a_report_is_a_ratio_within_four_blocks() -> None:
 
 def test_a_quantile_is_a_value_that_the_share_does_not_exceed() -> None:
     values = [float(value) for value in range(20, 0, -1)]
-    assert [kept.quantile(values, share) for share in (0.05, 0.5, 0.95, 1.0)] == [1.0, 10.0, 19.0, 20.0]
-    assert (kept.quantile([7.0], 0.5), kept.percent(1, 3), kept.percent(0, 0)) == (7.0, "33 %", "-")
-    assert kept.share_within([0.01, -0.02, 0.011], 0.01) == "33 %"
+    assert [series.quantile(values, share) for share in (0.05, 0.5, 0.95, 1.0)] == [1.0, 10.0, 19.0, 20.0]
+    assert (series.quantile([7.0], 0.5), series.percent(1, 3), series.percent(0, 0)) == (7.0, "33 %", "-")
+    assert series.share_within([0.01, -0.02, 0.011], 0.01) == "33 %"
 
 
 NOTES = [
@@ -632,27 +684,27 @@ def test_the_plan_of_a_seed_stays_what_it_was() -> None:
 def outcome(case: str, number: int, ledger_: float) -> ledger.Outcome:
     late = {"first step": [0.001], "checkpoint": [0.002], "failure": [0.03], "success": [-0.001]}
     figures = {name: truth.Pair(ledger_, 1.0) for name in ledger.TARGETS} if case == ledger.CHAOS else {}
-    return ledger.Outcome(case, 1, number, 4, figures or {"ettr": truth.Pair(ledger_, 90.0)}, late, 0.5, "abc")
+    return ledger.Outcome(case, 1, number, 4, figures or {"ettr": truth.Pair(ledger_, 90.0)}, late)
 
 
 def test_runs_are_kept_merged_and_not_repeated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     measured: list[int] = []
 
-    def measure(key: ledger.Key, machine: report.Machine) -> ledger.Outcome:
+    def measure(key: ledger.Key) -> ledger.Outcome:
         measured.append(key.number)
         if key.number == 2:
             raise Lost("killed")
         return outcome(key.case, key.number, 1.02)
 
-    series = kept.Series("x.json", ledger.Outcome, measure, ledger.markdown, ledger.line,
-                         absent=lambda key: "no seven" if key.number == 7 else None)  # fmt: skip
+    kept = series.Series("Ledger", "x/x", ledger.Outcome, measure, ledger.tables, ledger.line,
+                         absent=lambda key, kept: "no seven" if key.number == 7 else None)  # fmt: skip
     parser = argparse.ArgumentParser()
-    kept.Series.add_options(parser)
+    kept.add_options(parser)
 
-    def take(*numbers: int, options: Sequence[str] = ()) -> list[int]:
+    def take(*numbers: int, options: Sequence[str] = (), trial: bool = False) -> list[int]:
         measured.clear()
         arguments = parser.parse_args([f"--output={tmp_path}", *options])
-        assert series.run(parser, arguments, [ledger.Key(ledger.CHAOS, 1, number) for number in numbers]) == 0
+        assert kept.run(parser, arguments, [ledger.Key(ledger.CHAOS, 1, number) for number in numbers], trial) == 0
         return list(measured)
 
     assert take(1, 2, 7) == [1, 2]
@@ -660,10 +712,11 @@ def test_runs_are_kept_merged_and_not_repeated(tmp_path: Path, capsys: pytest.Ca
     assert take(1, 2, 3) == [2, 3]
     assert take(4, options=["--budget=0"]) == []
     assert take(4, options=["--redraw"]) == []
-    other = tmp_path / "other" / "x.json"
-    kept.write(other, kept.Stored(MACHINE, [outcome(ledger.CHAOS, 3, 1.5), outcome("spawn", 1, 91.0)]), ledger.markdown)
+    other = tmp_path / "other" / "x.jsonl"
+    runs = [outcome(ledger.CHAOS, 3, 1.5), outcome("spawn", 1, 91.0)]
+    series.write(other, [series.Kept(run, MACHINE) for run in runs])
     assert take(options=[f"--merge={other}"]) == []
-    found = kept.read(tmp_path / "x.json", ledger.Outcome)
+    found = [one.run for one in series.read(tmp_path / "x.jsonl", ledger.Outcome)]
     assert [(*one.key, one.figures["ettr"].ledger) for one in found] == [
         (ledger.CHAOS, 1, 1, 1.02), (ledger.CHAOS, 1, 3, 1.5), ("spawn", 1, 1, 91.0),
     ]  # fmt: skip
@@ -671,11 +724,71 @@ def test_runs_are_kept_merged_and_not_repeated(tmp_path: Path, capsys: pytest.Ca
     assert "| ettr | 2 | 1 % | 0 % | 26.00 % | 50.00 % | 50.00 % |" in re.sub(r" +", " ", text)
     assert "| train | 2 | 5 % | 50 % |" in re.sub(r" +", " ", text)
     assert "+1.11 %" in text
+    # What a killed process has begun to write is no run.
+    with (tmp_path / "x.jsonl").open("a") as file:
+        file.write('{"run": {"case"')
+    assert len(series.read(tmp_path / "x.jsonl", ledger.Outcome)) == 3
     assert take(1, options=["--fresh"]) == [1]
-    assert len(kept.read(tmp_path / "x.json", ledger.Outcome)) == 1
-    other.write_text('{"runs": 3}')
+    assert len(series.read(tmp_path / "x.jsonl", ledger.Outcome)) == 3
+    assert take(1, trial=True) == [1], "a trial repeats each run"
+    assert len(series.read(tmp_path / "x.jsonl", ledger.Outcome)) == 3, "and keeps none"
+    other.write_text('{"runs": 3}\n')
     with pytest.raises(SystemExit):
         take(1, options=[f"--merge={other}"])
+
+
+def test_tables_without_runs_on_this_machine_stay_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs lie in a folder that git ignores, and the tables where the published ones are, by default."""
+    monkeypatch.setattr(series, "RESULTS", tmp_path / "results")
+    monkeypatch.setattr(series, "RUNS", tmp_path / "runs")
+    kept = ledger.series_of(Storm())
+    kept = replace(kept, measure=lambda key: outcome(key.case, key.number, 91.0), absent=lambda key, kept: None)
+    parser = argparse.ArgumentParser()
+    kept.add_options(parser)
+    table = report.Table("errors-1", "elsewhere", ("x",), (("1",),), "100 jobs")
+    report.write_json(tmp_path / "results" / "ledger.json", report.Summary("old", tables=[table]))
+    assert kept.run(parser, parser.parse_args([]), [ledger.Key("spawn", 1, 1)]) == 0
+    assert [one.name for one in report.read(tmp_path / "results" / "ledger.json").tables] == ["errors-1", "storms"]
+    assert len(series.read(tmp_path / "runs" / "ledger.jsonl", ledger.Outcome)) == 1
+
+
+def test_what_was_measured_is_published_although_the_next_run_fails(tmp_path: Path) -> None:
+    def measure(key: ledger.Key) -> ledger.Outcome:
+        if key.number == 2:
+            raise RuntimeError("a defect")
+        return outcome(key.case, key.number, 1.0)
+
+    kept = replace(ledger.series_of(Storm()), measure=measure, absent=lambda key, kept: None)
+    parser = argparse.ArgumentParser()
+    kept.add_options(parser)
+    with pytest.raises(RuntimeError):
+        kept.run(
+            parser, parser.parse_args([f"--output={tmp_path}"]), [ledger.Key(ledger.CHAOS, 1, at) for at in (1, 2)]
+        )
+    assert "## 1 jobs" in (tmp_path / "ledger.md").read_text()
+
+
+def test_a_turn_is_kept_with_all_rivals_and_warmed_up_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    count = Counter[str]()
+
+    def measure(rival: Any, run: Run, limits: Limits) -> Measured:
+        count[rival.name] += 1
+        return Measured({"": float(count[rival.name])})
+
+    first, second = SPAWN, replace(SPAWN, name="theirs")
+    case = Case("kill", "kill", "s", (first, second), "theirs", measure, turns_of={"theirs": 1})
+    benchmark = Benchmark("Rivals", "x/x", lambda options: (case,), 2, draw=series.draw_nothing)
+    assert benchmark.main([f"--output={tmp_path}", "--repetitions=1"]) == 0
+    assert count == {SPAWN.name: 2, "theirs": 2}, "a warm-up and a turn"
+    assert benchmark.main([f"--output={tmp_path}"]) == 0
+    assert count == {SPAWN.name: 4, "theirs": 3}
+    kept = [one.run for one in series.read(tmp_path / "x.jsonl", Turn)]
+    assert [(one.turn, list(one.measured)) for one in kept] == [(1, [SPAWN.name, "theirs"]), (2, [SPAWN.name])]
+    (found,) = report.read(tmp_path / "x.json").cases
+    assert {row.title: row.samples for row in found.rows} == {SPAWN.name: (2.0, 4.0), "theirs": (2.0,)}
+    assert benchmark.main([f"--output={tmp_path}", "--quick"]) == 0
+    assert "# Rivals" in capsys.readouterr().out
+    assert len(series.read(tmp_path / "x.jsonl", Turn)) == 2, "what is quick is not kept"
 
 
 def stalled(rank: int, mono: float, since: float, *, guilty: bool = False, function: str = "spin") -> WorkerStalled:
@@ -753,9 +866,11 @@ def test_the_confusion_matrices_count_each_run_once(tmp_path: Path) -> None:
         stall_trial.trial_of(kinds.Key("debugger", 2, 1, 60.0), 0, math.inf, right, watched=2520.0),
         stall_trial.trial_of(kinds.Key("calm", 2, 1, 900.0), 0, math.inf, [], watched=1000.0),
     ]
-    kept.write(tmp_path / "stalls.json", kept.Stored(MACHINE, trials), stall_report.markdown)
-    assert kept.read(tmp_path / "stalls.json", stall_trial.Trial) == trials
-    lines = [re.sub(r" +", " ", line) for line in (tmp_path / "stalls.md").read_text().splitlines()]
+    runs = [series.Kept(one, MACHINE) for one in trials]
+    series.write(tmp_path / "stalls.jsonl", runs)
+    assert series.read(tmp_path / "stalls.jsonl", stall_trial.Trial) == runs
+    text = report.markdown(report.Summary("Stalls", tables=stall_report.tables(runs)))
+    lines = [re.sub(r" +", " ", line) for line in text.splitlines()]
     spins = "spins in Python"
     assert f"| 2 | {spins} | 3 | 67 % | 7.0 s | 10.0 s | 10.0 s | 33 % | 33 % | 33 % | 33 % | 0 |" in lines
     assert "| the guilty rank | runs | spinning | no rank | no report |" in lines
