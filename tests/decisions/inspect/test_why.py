@@ -5,9 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import msgspec
 import pytest
+from support.golden import assert_screens
 
 from dlrover_run.events.reader import AgentLog
 from dlrover_run.events.records import (
@@ -128,14 +130,6 @@ def test_the_last_restart_has_a_cause_a_time_and_a_cost() -> None:
     assert params(answer, WhyCode.NEXT_STEP)[0]["seconds"] == pytest.approx(4.0)
     assert params(answer, WhyCode.LOST_WORK)[0]["seconds"] == pytest.approx(4.2)
     assert params(answer, WhyCode.ROUND_FORMED)[0]["at"] == "2026-11-22T04:00:11+00:00"
-    assert answer.text == (
-        "round 2 was formed at 2026-11-21 23:00:11 with 2 nodes, because: "
-        "rank 1 on node 1 (n02) was killed by SIGKILL\n"
-        "rank 1 on n02 (pid 51) was killed by SIGKILL: the kernel's memory limit was hit, 9.1 s after its start\n"
-        "workers ran again after 3.0 s\n"
-        "each worker had made a step again after 4.0 s\n"
-        "4.2 s of work since the last checkpoint were lost"
-    )
 
 
 def test_a_job_without_a_restart() -> None:
@@ -177,7 +171,6 @@ def test_a_launcher_that_ended_without_a_decision_gives_its_reason() -> None:
     log = log_of("n1", (5, AgentEnded(exit_code=71, reason="cannot join", what="the master does not answer")))
     answer = explain([log], Question.NOW)
     assert answer.codes == (("why.agent_ended", "sentence"),)
-    assert answer.text.endswith("exit code 71: the master does not answer")
 
 
 def test_a_stall_names_the_guilty_rank_first_and_ends_with_its_cause() -> None:
@@ -252,14 +245,6 @@ def test_slow_names_the_stragglers_that_were_found_with_their_times(
     assert {(line[0].params["name"], line[0].params["host"]) for line in named} <= {("rank 1", "n02")}
 
 
-def test_the_text_of_a_straggler() -> None:
-    log = log_of("n02", (0, formed(1)), (1, started(1, 1)), (20, straggler(1, 1)), (50, no_straggler(1, 1)), (60, END))
-    assert explain([log], Question.SLOW).text.splitlines()[1] == (
-        "rank 1 on n02 was a straggler for 30 s from 2026-11-21 23:00:20: it waits for data 60 % of the time, "
-        "and waits for other workers 2 %; they wait 55 %"
-    )
-
-
 def test_start_names_the_worker_that_trained_last_and_what_its_node_waited_for() -> None:
     waiting = NodeWaiting(reasons=(Code.NODES_OF(number=1, wanted=2),))
     quick = log_of("n1", (3, formed(1)), (3, started(0, 1)), (4, step(0, 1)), (9, END))
@@ -327,3 +312,26 @@ class TestTasks:
         answer = explain(logs, Question.NOW, BEGAN + timedelta(seconds=60))
         assert params(answer, WhyCode.TASKS) == [{"number": 2, "version": 1}]
         assert explain(logs, Question.LAST_RESTART, BEGAN).codes == (("why.no_restart",),)
+
+
+def test_the_answers_are_those_of_the_golden_file() -> None:
+    straggled = log_of(
+        "n02", (0, formed(1)), (1, started(1, 1)), (20, straggler(1, 1)), (50, no_straggler(1, 1)), (60, END)
+    )  # fmt: skip
+    refused = log_of("n1", (5, AgentEnded(exit_code=71, reason="cannot join", what="the master does not answer")))
+    ends = ((11, JobEnded(phase="failed", reasons=(FAILURE,))), (12, AgentEnded(exit_code=137, reason="worker failed")))
+    lost = log_of("n02", (0, formed(1)), (1, started(1, 1)), (10, exited(1, 1, -9)), (10.1, failed(1, 1)), *ends)
+    hangs = WorkerStalled(round=1, rank=0, local_rank=0, since=1000.0, guilty=True)
+    stalled = log_of("n1", (0, formed(1)), (1, started(0, 1)), (9, hangs))
+    waiting = log_of("n1", (1, NodeWaiting(reasons=(Code.NODES_OF(number=1, wanted=2),))))
+    now = BEGAN + timedelta(seconds=60)
+    screens = {f"a job with a restart: {question.value}": explain(RESTARTED, question).text for question in Question}
+    screens |= {
+        "a job that failed": explain([lost], Question.NOW).text,
+        "a launcher that could not join": explain([refused], Question.NOW).text,
+        "a worker that hangs": explain([stalled], Question.NOW, now).text,
+        "a job that waits": explain([waiting], Question.NOW, now).text,
+        "a straggler": explain([straggled], Question.SLOW).text,
+        "no log at all": explain([], Question.NOW).text,
+    }
+    assert_screens(Path(__file__).with_name("why.txt"), screens)

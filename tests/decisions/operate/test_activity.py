@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 import pytest
+from support.golden import assert_screens
 from virtual_job import VirtualJob, rules
 
 from dlrover_run.coordination.records.activity import (
@@ -197,30 +200,18 @@ class TestTheCoordinator:
         assert not job.coordinator.activities.by_node
 
 
-class TestText:
-    def status(self, job: VirtualJob) -> list[str]:
-        return render_status(job.coordinator.status("resnet", job.now)).split("\n")
-
-    def test_the_steps_of_nodes_elsewhere(self) -> None:
-        job = duo()
-        send(job, "a", activity(10, idle=3.0))
-        head, a, b, *_ = self.status(job)[-4:]
-        assert head.split("  ") != b.split("  ")
-        assert [word for word in ("STEP", "STEP/S", "LAST STEP", "WAITS") if word not in head] == []
-        assert "3.0 s ago" in a
-        assert "10 %" in a
-        assert "ago" not in b
-
-    def test_without_steps_there_are_no_columns_for_them(self) -> None:
-        assert "STEP" not in "\n".join(self.status(duo()))
-
-    def test_what_an_agent_here_reads_is_newer(self) -> None:
-        job = duo()
-        send(job, "a", activity(10, idle=3.0))
-        here = {"a": (TaskProgress(name="rank 0", steps=17, idle=0.2, period=0.5),)}
-        text = render_status(job.coordinator.status("resnet", job.now), None, here)
-        assert "17" in text
-        assert "3.0 s ago" not in text
+def test_the_screens_are_those_of_the_golden_file() -> None:
+    job = duo()
+    without = render_status(job.coordinator.status("resnet", job.now))
+    send(job, "a", activity(10, idle=3.0))
+    status = job.coordinator.status("resnet", job.now)
+    here = {"a": (TaskProgress(name="rank 0", steps=17, idle=0.2, period=0.5),)}
+    screens = {
+        "without steps there are no columns for them": without,
+        "the steps of a node elsewhere": render_status(status),
+        "what an agent here reads is newer": render_status(status, None, here),
+    }
+    assert_screens(Path(__file__).with_name("steps.txt"), screens)
 
 
 def test_a_node_without_a_task_has_no_progress() -> None:

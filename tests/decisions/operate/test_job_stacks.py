@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from support.golden import assert_screens
 from virtual_job import VirtualJob, rules
 from virtual_loop import run_virtually
 
@@ -189,26 +191,22 @@ class TestText:
         request.take(A, NodeStacks((FoldedStack((0, 1, 2), REDUCE), FoldedStack((3,), LOAD))))
         return msgspec.structs.replace(request.result("resnet", trio().plan), **changes)
 
-    def test_each_stack_once_and_the_outlier_first(self) -> None:
-        lines = render_stacks(self.job()).split("\n")
-        assert "stacks of 4 of 4 workers" in lines[0]
-        assert lines.index("rank 3:") < lines.index("ranks 0-2:")
-        assert lines[lines.index("rank 3:") + 1] == "  /home/ann/train.py:61 in next_batch"
-        assert lines[-2].startswith("node 1 (n02): ")
-        assert lines[-1].startswith("node c (n03): ")
-
-    def test_tasks_go_by_their_names(self) -> None:
-        text = render_stacks(self.job(stacks=(FoldedStack(("ps 0", "worker 1"), ()),), silent=()))
-        assert "ps 0, worker 1:\n" in text
-
     def test_a_control_character_of_another_node_does_not_reach_the_terminal(self) -> None:
         frames = (StackFrame("\x1b]0;x\x07", 1, "f\x1b[2J"),)
         assert "\x1b" not in render_stacks(self.job(stacks=(FoldedStack((0,), frames),)))
 
-    def test_each_problem_has_a_text(self) -> None:
-        assert PROBLEMS.keys() == set(StackProblem)
+    def test_the_screens_are_those_of_the_golden_file(self) -> None:
         missing = tuple(MissingStacks(problem, (rank,)) for rank, problem in enumerate(StackProblem))
-        assert len(set(render_stacks(self.job(missing=missing)).split("\n"))) >= len(StackProblem)
+        screens = {
+            "each stack once, and the outlier first": render_stacks(self.job()),
+            "tasks go by their names": render_stacks(
+                self.job(stacks=(FoldedStack(("ps 0", "worker 1"), ()),), silent=())
+            ),
+            "each problem": render_stacks(self.job(missing=missing)),
+        }
+        assert_screens(Path(__file__).with_name("stacks.txt"), screens)
+        assert PROBLEMS.keys() == set(StackProblem)
+        assert len(set(PROBLEMS.values())) == len(PROBLEMS)
 
 
 def test_an_internal_error_of_the_answers_in_etcd_is_reported_once_and_ends_no_node() -> None:

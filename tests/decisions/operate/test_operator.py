@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import msgspec
 import pytest
 from node_truth import Truth
 from policy_parts import check_part
+from support.golden import assert_screens
 from virtual_job import KILLED, VirtualJob, rules
 
 from dlrover_run.coordination.records.plan import PlanPhase
@@ -199,25 +201,10 @@ class TestStop:
 
 
 class TestText:
-    def test_a_spare_is_counted_separately_and_has_no_ranks(self) -> None:
-        lines = render_status(status(trio())).splitlines()
-        assert "2 of 2 nodes (+1 spare)" in lines[0]
-        assert lines[-3:] == [
-            "0     a     training  0.0 s  0-1",
-            "1     b     training  0.0 s  2-3",
-            "-     c     spare     0.0 s  -",
-        ]
-
     def test_control_characters_of_a_node_are_replaced(self) -> None:
         job = VirtualJob(rules(2, 2))
         job.come("a", host="evil\x1b[2Jhost")
         assert "\x1b" not in render_status(status(job))
-
-    def test_the_reason_of_a_waiting_job_is_one_line(self) -> None:
-        job = VirtualJob(rules(2, 2))
-        job.come("a")
-        (line,) = [line for line in render_status(status(job)).splitlines() if line.startswith("waits: ")]
-        assert "10 min 0 s" in line
 
 
 class TestDrainOfTooFew:
@@ -309,29 +296,33 @@ class TestSince:
             parse_since(text, self.NOW)
 
 
-class TestSteps:
-    def test_a_job_without_steps_says_that_a_hang_may_not_show_and_what_to_type(self) -> None:
-        line = (
-            "steps: not counted, so a hang may not show: try `dlrover-run stacks resnet` "
-            "(--progress=optimizer counts them)"
-        )
-        assert line in render_status(status(trio())).splitlines()
-        counted = {"a": (TaskProgress(name="rank 0", steps=12, idle=0.1, period=0.25),)}
-        assert "steps: " not in render_status(status(trio()), None, counted)
-        waiting = VirtualJob(rules(2, 2))
-        waiting.come("a")
-        assert "steps: " not in render_status(status(waiting))
-
-    def test_the_ratio_without_steps_is_an_upper_bound(self) -> None:
-        assert "ETTR at most 98.4 %" in render_status(status(trio()), Effectiveness(0.984, 2, is_bound=True))
-        assert "ETTR 98.4 %" in render_status(status(trio()), Effectiveness(0.984, 2))
-
-    def test_the_progress_of_a_node_is_that_of_its_slowest_worker(self) -> None:
-        tasks = (
+def test_the_screens_are_those_of_the_golden_file() -> None:
+    waiting, failed, silent = VirtualJob(rules(2, 2)), trio(), trio(lost_after=4.0)
+    waiting.come("a")
+    failed.fail("b")
+    silent.lose("b")
+    silent.wait(1)
+    here = {
+        "a": (
             TaskProgress(name="rank 0", steps=12, idle=0.1, period=0.25),
             TaskProgress(name="rank 1", steps=10, idle=4.0, period=0.5),
         )
-        lines = render_status(status(trio()), None, {"a": tasks}).splitlines()
-        assert lines[-4].split()[5:8] == ["STEP", "STEP/S", "LAST"]
-        assert lines[-3].split()[5:] == ["0-1", "10", "2", "0.1", "s", "ago"]
-        assert lines[-2].split()[5:] == ["2-3", "-", "-", "-"]
+    }
+    row = JobRow(job="resnet", program="", script="train.py", pid=7, pids=(7,), user="ann", state="training")
+    screens = {
+        "a job trains, and no steps are counted": render_status(status(trio())),
+        "its agent here counts steps": render_status(status(trio()), None, here),
+        "a job waits for a node": render_status(status(waiting)),
+        "a worker has failed, and a restart was used": render_status(status(failed)),
+        "a node is disconnected": render_status(status(silent)),
+        "the share of training": render_status(status(trio()), Effectiveness(0.984, 2)),
+        "its bound, where no steps are counted": render_status(status(trio()), Effectiveness(0.984, 2, is_bound=True)),
+        "the jobs of a machine": render_jobs([row, msgspec.structs.replace(row, job="a-long-name-of-job", pid=12)]),
+    }
+    assert_screens(Path(__file__).with_name("status.txt"), screens)
+    counted = [title for title, text in screens.items() if "steps: not counted" in text]
+    assert [title for title in screens if title not in counted] == [
+        "its agent here counts steps",
+        "a job waits for a node",
+        "the jobs of a machine",
+    ]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+from support.golden import assert_screens
 
 from dlrover_run.coordination.records.activity import WAITS, TaskActivity
 from dlrover_run.features.hangs.search.guilt import GuiltCode
@@ -50,36 +53,33 @@ def job(*progress: NodeProgress) -> JobStatus:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("nodes", "text"),
-    [
-        ([hanging("", "")], ""),
-        ([hanging("", ""), hanging(STOPPED)], "1 worker hangs: rank 0 on node 1 (stopped by a signal)"),
-        (
-            [hanging(WAITS, WAITS), hanging(GuiltCode.LOCKED.code)],
-            "1 worker hangs: rank 0 on node 1 (waits for a lock); 2 workers wait for it",
+def test_the_headlines_and_reasons_are_those_of_the_golden_file() -> None:
+    nodes = {
+        "no worker hangs": [hanging("", "")],
+        "one worker hangs": [hanging("", ""), hanging(STOPPED)],
+        "others wait for it": [hanging(WAITS, WAITS), hanging(GuiltCode.LOCKED.code)],
+        "it is not known for which they wait": [hanging(WAITS, WAITS)],
+        "a code of a later version": [hanging("later.version")],
+        "five workers hang": [hanging(*[STOPPED] * 5)],
+    }
+    reasons = {
+        "of a node with one that hangs": stall_reason(hanging(STOPPED, WAITS), culprit_known=True),
+        "of a node that waits": stall_reason(hanging(WAITS), culprit_known=True),
+        "of one that waits, and it is not known for which": stall_reason(hanging(WAITS), culprit_known=False),
+        "of a node that makes progress": stall_reason(hanging(""), culprit_known=True),
+        "the whole status, with the node that hangs first": render_status(
+            job(hanging(""), hanging(WAITS), hanging(STOPPED))
         ),
-        ([hanging(WAITS, WAITS)], "2 workers make no progress"),
-        ([hanging("later.version")], "1 worker hangs: rank 0 on node 0 (later.version)"),
-        (
-            [hanging(*[STOPPED] * 5)],
-            "5 workers hang: rank 0 on node 0 (stopped by a signal), rank 1 on node 0 (stopped by a signal), "
-            "rank 2 on node 0 (stopped by a signal) and 2 more",
-        ),
-    ],
-)
-def test_the_headline_names_the_worker_for_which_the_others_wait(nodes: list[NodeProgress], text: str) -> None:
-    named = [HangingNode(f"node {place}", node) for place, node in enumerate(nodes)]
-    assert hang_headline(named, "worker") == text
-
-
-def test_a_worker_that_waits_is_told_from_the_one_that_hangs() -> None:
-    assert stall_reason(hanging(STOPPED, WAITS), culprit_known=True) == (
-        "no progress: rank 0 (stopped by a signal); waits for another: rank 1"
-    )
-    assert stall_reason(hanging(WAITS), culprit_known=True) == "waits for another: rank 0"
-    assert stall_reason(hanging(WAITS), culprit_known=False) == "no progress: rank 0"
-    assert stall_reason(hanging(""), culprit_known=True) == ""
+    }
+    headlines = {
+        title: hang_headline([HangingNode(f"node {place}", node) for place, node in enumerate(given)], "worker")
+        for title, given in nodes.items()
+    }
+    assert [title for title, text in (headlines | reasons).items() if not text] == [
+        "no worker hangs",
+        "of a node that makes progress",
+    ]
+    assert_screens(Path(__file__).with_name("hangs_shown.txt"), headlines | reasons)
 
 
 def test_the_node_that_hangs_is_first_and_red_and_has_no_pace() -> None:
