@@ -28,6 +28,7 @@ from dlrover_run.features.hangs.search.guilt import NODES_AGE_MARGIN, GuiltCode
 from dlrover_run.features.hangs.search.outside import LearnedPauses
 from dlrover_run.features.hangs.search.suspects import Place, Suspect
 from dlrover_run.features.hangs.stalls.model import (
+    MAX_SUSPECTS,
     StallAssignment,
     StallFinding,
     StallNodeReport,
@@ -395,3 +396,15 @@ def test_a_node_acts_on_each_finding_once_and_only_while_it_is_quiet() -> None:
     stalls.close()
     stalls.follow(assigned(5))
     assert len(reports) == 2
+
+
+def test_a_node_with_more_quiet_workers_than_a_report_may_have_reports_none_and_acts_on_nothing() -> None:
+    reports: list[StallReport] = []
+    diagnosis = diagnosis_of(reports)
+    diagnosis.diagnose(quiet_workers(tuple(Suspect(rank) for rank in range(MAX_SUSPECTS + 1))))
+    assert StallNodeReport.find(diagnosis.add_to_report(report(0, None)).parts) is None
+    diagnosis.follow(assigned(1))
+    assert reports == []
+    diagnosis.diagnose(quiet_workers(tuple(Suspect(rank) for rank in range(MAX_SUSPECTS))))
+    diagnosis.follow(assigned(2))
+    assert len(reports) == 1

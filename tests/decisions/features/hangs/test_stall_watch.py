@@ -584,6 +584,17 @@ def test_the_next_round_knows_how_long_such_waits_are() -> None:
     assert pauses.outside_limit >= 3 * OUTSIDE_LIMIT
 
 
+def test_a_wait_that_the_end_of_a_round_cuts_off_says_nothing_about_the_next_one() -> None:
+    pauses, told = LearnedPauses(), Told()
+    waits = watch_of(RoundDetectors(), WaitsOutside("http", 10_000), told.reports.append, pauses=pauses)
+    run_virtually(run_for(60, waits))
+    assert told.reports == [], "it still waits when its round ends"
+    workers = Workers()
+    workers.now = 1000.0
+    run_virtually(run_for(60, watch_of(RoundDetectors(), workers, told.reports.append, pauses=pauses)))
+    assert pauses.outside_limit == OUTSIDE_LIMIT
+
+
 @pytest.mark.parametrize("change", ["futex", "lost child", "lost data", "collective", "timeout"])
 def test_what_hangs_in_the_job_itself_is_named_in_seconds(change: str) -> None:
     workers, told = WaitsOutside("http", 10_000), Told()
