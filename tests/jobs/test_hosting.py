@@ -218,7 +218,7 @@ def test_a_node_that_is_not_the_host_starts_no_master(free_port: int, is_host: b
 
 def test_a_host_without_the_address_reports_what_to_do(free_port: int) -> None:
     started, problem, lines = host_alone(kinds.Master("192.0.2.1", free_port, is_host=True))
-    # Whoever ends for it says so.
+    # The caller prints the problem when it ends for it.
     assert (started, lines) == (0, [])
     assert problem is not None
     assert "192.0.2.1 is no address of this machine" in problem

@@ -41,6 +41,16 @@ def test_a_parent_that_ignores_sigchld_has_no_effect(tmp_path: Path) -> None:
     assert ended.code == 7
 
 
+NAMES = "import os, sys; sys.exit(7 if any(name.startswith('DLROVER_SURVIVOR_') for name in os.environ) else 8)"
+
+
+def test_a_launcher_in_a_worker_passes_on_none_of_what_a_feature_gave_it(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(NAMES)
+    outer: dict[str, str | None] = {"DLROVER_SURVIVOR_LINE": "3", "DLROVER_SURVIVOR_TOKEN": "t"}
+    assert run(OURS, [script], cwd=tmp_path, env=outer).code == 8
+
+
 INTERRUPTED = """\
 import os, signal, sys
 class Finder:
