@@ -34,7 +34,8 @@ from dlrover_run.job_status import stacks
 from dlrover_run.job_status.history import CAUSES, JobHistory, round_cause
 from dlrover_run.job_status.stacks import StackProblem
 from dlrover_run.job_status.status import JobState, JobStatus
-from dlrover_run.master.command import read_options
+from dlrover_run.master.command import _tls_context, read_options
+from dlrover_run.rendezvous.kinds import TlsSpec
 from dlrover_run.spec import SpecError
 from dlrover_run.words.reasons import Code
 
@@ -377,3 +378,16 @@ def test_the_flag_of_a_master_serves_other_machines_only_with_a_token() -> None:
         read_options([*listen, "--web", "10.0.0.1:9400"], {})
     variables = {"DLROVER_RDZV_TOKEN": TOKEN}
     assert read_options([*listen, "--web", "10.0.0.1:9400"], variables).web == ("10.0.0.1", 9400)
+
+
+def test_the_master_writes_no_secrets_of_its_connections_to_a_file(
+    etcd_certificates: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever sets SSLKEYLOGFILE for a browser, or for a worker, has not asked a master for them."""
+    monkeypatch.setenv("SSLKEYLOGFILE", str(tmp_path / "keys"))
+    files = TlsSpec(**{name: str(etcd_certificates / file) for name, file in TLS_FILES.items()})
+    assert _tls_context(files).keylog_filename is None
+    assert not (tmp_path / "keys").exists()
+
+
+TLS_FILES = {"ca": "ca.pem", "cert": "server.pem", "key": "server.key"}

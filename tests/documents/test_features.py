@@ -82,6 +82,19 @@ def test_without_a_feature_a_job_restarts_its_workers(mailbox: Mailbox, name: st
     assert shown.returncode == 0
 
 
+def test_without_its_feature_the_word_of_a_subcommand_is_a_script_as_in_torchrun(tmp_path: Path) -> None:
+    """So the error names the word, and nothing is started."""
+    tree = without("operate", tmp_path / "tree")
+    launcher = [sys.executable, "-m", "dlrover_run"]
+    environ = {**os.environ, "PYTHONPATH": str(tree)}
+    asked = subprocess.run([*launcher, "status"], env=environ, cwd=tmp_path, capture_output=True, text=True)
+    assert (asked.returncode, asked.stdout) == (2, "")
+    assert "The script 'status' does not exist in" in asked.stderr
+    (tmp_path / "status").write_text("print('run as a script')")
+    script = subprocess.run([*launcher, "status"], env=environ, cwd=tmp_path, capture_output=True, text=True)
+    assert (script.returncode, script.stdout) == (0, "run as a script\n")
+
+
 def test_nothing_outside_of_the_features_imports_one() -> None:
     product = FOLDER.parent
     found: dict[str, set[str]] = {}

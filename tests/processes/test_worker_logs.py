@@ -148,3 +148,21 @@ def test_the_end_of_a_job_waits_for_a_reader_that_follows(node: Node) -> None:
 
     node.write("x\n")
     assert [piece.data for piece in asyncio.run(work())] == [b"done"]
+
+
+def test_at_the_end_a_reader_that_waits_has_its_answer_and_no_later_one_waits(node: Node) -> None:
+    async def read() -> list[tuple[LogPiece, ...]]:
+        (begun,) = await node.logs.read(LogRequest(wait=3600))
+        waiting = asyncio.ensure_future(node.logs.read(LogRequest(wait=3600, after=(begun.cursor,))))
+        await asyncio.sleep(0)
+        # The workers wrote this after the last look.
+        node.write("the rest\n")
+        async with asyncio.timeout(60):
+            await node.logs.end()
+            first = await waiting
+            after = tuple(piece.cursor for piece in first)
+            return [first, await node.logs.read(LogRequest(wait=3600, after=after))]
+
+    first, last = asyncio.run(read())
+    assert [piece.data for piece in first] == [b"the rest\n"]
+    assert last == ()
