@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import msgspec
@@ -101,7 +101,7 @@ def row(
     return counts
 
 
-def table(rows: Mapping[str, Row], tests: Sequence[str]) -> str:
+def table(rows: Mapping[str, Row]) -> str:
     """The page of the results."""
     total = Row()
     for counts in rows.values():
@@ -112,9 +112,9 @@ def table(rows: Mapping[str, Row], tests: Sequence[str]) -> str:
         "",
         "Written by `make mutants`; what it does is in [README](../README.md#mutants).",
         "",
-        f"Commit {commit}. Tests: {', '.join(f'`{test}`' for test in tests)}. {total.run:,} of {total.mutants:,} "
-        f"mutants were run; {_share(total.killed, total.run - total.equivalent)} of those that are not equivalent were "
-        f"killed. {_share(total.taken, total.branches)} of the branches were taken.",
+        f"Commit {commit}. {total.run:,} of {total.mutants:,} mutants were run. Of those that are not equivalent "
+        f"{_share(total.killed, total.run - total.equivalent)} were killed. "
+        f"{_share(total.taken, total.branches)} of the branches were taken.",
         "",
         "A mutant counts for the first layer that finds it; the layers are run in the order of the columns. *Timeouts* "
         "are among the killed. *Partly* are those of the survived for which not every test that covers them was run.",

@@ -309,6 +309,67 @@ class TestNextToEachOther:
         assert job.coordinator.refusal(first) is not None
 
 
+DISPUTES = {
+    "members that are connected obey this one": ((2, 3), TRIO, "b"),
+    "members may come back to it": ((2, 3), TRIO + "lose b c", "b"),
+    "one of them is enough": ((2, 3), TRIO + "lose b; wait 2", "a"),
+    "a spare obeys this one": ((1, 1), "come a b", "b"),
+    "a member of a round that has just ended may come back": ((2, 3), TRIO + "fail b; lose a c", "a"),
+    "no other node is known": ((1, 3), "come a", None),
+    "a spare without a connection may have gone to the other": ((1, 1), "come a b; lose b", None),
+    "a spare has never obeyed a coordinator": ((1, 1), "deaf b; come a b", None),
+    "the others have left": ((1, 3), TRIO + "deaf a b c; left b c", None),
+    "the others are lost": ((1, 3), TRIO + "deaf a; lose b c; wait 2; number 2", None),
+    "the other has succeeded and gone": ((1, 2), "come a b; succeed b; lose b; wait 2", None),
+    "it has formed no round": ((3, 3), "come a b", None),
+}  # fmt: skip
+"""The node because of which a report that another coordinator is later is not believed, or None. It is the report of
+node a, or of node c where a is the other."""
+
+
+@pytest.mark.parametrize(("nodes", "script", "against"), DISPUTES.values(), ids=DISPUTES)
+def test_a_later_coordinator_is_believed_only_if_no_other_node_may_obey_this_one(
+    nodes: tuple[int, int], script: str, against: str | None
+) -> None:
+    job = play(VirtualJob(rules(*nodes)), script)
+    name = "c" if against == "a" else "a"
+    report = msgspec.structs.replace(job.statuses[name], epoch=job.plan.epoch + 1)
+    line = f"{name} obeys a later coordinator than the other nodes of the job, such as {against}"
+    assert job.coordinator.dispute_epoch(report, job.now) == (line if against else None)
+    same = msgspec.structs.replace(report, epoch=job.plan.epoch)
+    assert job.coordinator.dispute_epoch(same, job.now) is None
+
+
+def test_a_node_that_has_left_or_is_lost_disputes_no_coordinator_though_nothing_was_decided_since() -> None:
+    job = play(VirtualJob(rules(1, 2)), "come a b")
+    later = msgspec.structs.replace(job.statuses["a"], epoch=6)
+    assert job.coordinator.dispute_epoch(later, job.now) is not None
+    job.coordinator.disconnect(job.key("b"), job.now)
+    assert job.coordinator.dispute_epoch(later, job.now) is not None
+    assert job.coordinator.dispute_epoch(later, job.now + job.rules.lost_after) is None
+    job.coordinator.receive(msgspec.structs.replace(job.statuses["b"], phase=NodePhase.LEFT), job.now)
+    assert job.coordinator.dispute_epoch(later, job.now) is None
+
+
+EXPECTED = {
+    "members, and spares that passed a node check": ("come a b c", {"a": "running", "b": "running", "c": "waiting"}),
+    "no spare that failed it": ("come a b bad; dismissed bad", {"a": "running", "b": "running"}),
+    "no member that has succeeded": ("come a b; succeed b; lose b; wait 2", {"a": "running"}),
+    "no node of a job that is over": ("come a b c; succeed a b; phase finished", {}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("script", "expected"), EXPECTED.values(), ids=EXPECTED)
+def test_the_nodes_that_a_successor_waits_for(script: str, expected: dict[str, str]) -> None:
+    job = VirtualJob(rules(2, 2, check=CHECK_ONCE, check_timeout=40.0), truth=Truth(wrong={"bad.net"}))
+    play(job, f"{script}; successor journal")
+    nodes = job.coordinator.nodes
+    assert {key.node_id: state.report.phase.value for key, state in nodes.items()} == expected
+    assert not any(state.connected or state.is_lost(state.joined_at) for state in nodes.values())
+    job.wait(RETURN_GRACE + 1)
+    assert not {key.node_id for key in job.coordinator.nodes} - {member.node_id for member in job.plan.members}
+
+
 class TestLateness:
     def test_a_node_that_may_have_been_cut_off_is_waited_for(self) -> None:
         job = trio()
