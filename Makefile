@@ -126,7 +126,7 @@ $(addprefix tensorflow-,$(TENSORFLOW)): tensorflow-%: $(VENV)/.test .venv-tf-%/.
 
 # What is known of a function that has not changed is kept in .mutants, so that a run can be ended and continued; for example
 # `make mutants MUTANTS="--module dlrover_run/coordination --budget 600"`, or `MUTANTS=--help`.
-MUTANTS ?= --table
+MUTANTS ?= --check --table
 
 mutants: $(VENV)/.test ## change the modules that decide in one place at a time, and see which tests find it; hours
 	cd tests && ../$(BIN)/python -m mutants $(MUTANTS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import importlib
 import os
 import resource
 import select
@@ -44,6 +45,9 @@ class Planter:
 
     def __init__(self, root: Path, sources: Mapping[str, str]) -> None:
         self._root, self._sources = root, sources
+        for name in sources:
+            # Some are imported only when they are needed, which no test may have done yet.
+            importlib.import_module(name.removesuffix(".py").replace("/", "."))
         files = {str(root / name) for name in sources}
         self.functions: dict[tuple[str, int, str], list[FunctionType]] = {}
         for each in gc.get_objects():

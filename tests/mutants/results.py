@@ -93,10 +93,9 @@ def row(
             counts.by_layer[list(LAYERS)[min(layer(killer) for killer in result.killers)]] += 1
         elif mutant.name in equivalent:
             counts.equivalent += 1
-        elif result.status == "uncovered":
-            counts.uncovered += 1
         else:
-            counts.survived += 1
+            counts.uncovered += result.status == "uncovered"
+            counts.survived += result.status == "survived"
             counts.partly += not result.whole
     return counts
 
@@ -117,7 +116,8 @@ def table(rows: Mapping[str, Row]) -> str:
         f"{_share(total.taken, total.branches)} of the branches were taken.",
         "",
         "A mutant counts for the first layer that finds it; the layers are run in the order of the columns. *Timeouts* "
-        "are among the killed. *Partly* are those of the survived for which not every test that covers them was run.",
+        "are among the killed. *Partly* are those of the survived and not covered against which not all tests of the "
+        "group were run.",
         "",
         "| module | mutants | run | killed | " + " | ".join(LAYERS) + " | timeouts | equivalent | survived | partly | "
         "not covered | branches taken |",

@@ -103,6 +103,7 @@ class MutationRun:
             place_of = partial(_order, mutant, measured, breadth, kills)
             tests, whole = self._affordable(sorted(covering, key=place_of), measured)
             result = Result(mutant.key, "uncovered", self._digest(covering, measured), wanted=self._options.killers)
+            result.whole = whole = whole and not self._options.tests
             if tests:
                 found = planter.run(mutant, tests, items, measured.seconds, self._options.killers)
                 if found is None:

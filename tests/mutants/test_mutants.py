@@ -11,7 +11,7 @@ from harness import WAIT
 
 from mutants.coverage_of_tests import Coverage
 from mutants.operators import mutants_of, mutated
-from mutants.results import Result, Results, fallen_branches, read_equivalent, sole_killers
+from mutants.results import Result, Results, fallen_branches, read_equivalent, row, sole_killers, table
 
 SOURCE = '''
 """A module."""
@@ -103,6 +103,28 @@ def test_a_test_is_alone_where_a_second_killer_was_asked_for_and_none_found() ->
         for mutant, (tests, wanted) in zip(mutants, killers, strict=True)
     }
     assert sole_killers(mutants, known) == ({"t1"}, 2)
+
+
+def test_the_counts_of_a_module() -> None:
+    mutants = mutants_of("module.py", SOURCE)
+    results = [
+        Result("", "killed", killers=("tests/mutants/seeds.py::s", "tests/decisions/a.py::t"), wanted=2),
+        Result("", "killed", killers=("tests/backends/b.py::t",), ended="timeout"),
+        Result("", "survived", whole=False),
+        Result("", "survived"),
+        Result("", "uncovered"),
+        Result("", "invalid"),
+    ]
+    known = {mutant.key: result for mutant, result in zip(mutants, results, strict=False)}
+    counts = row(mutants, known, {mutants[3].name: "a reason"}, (8, 6))
+    assert (counts.mutants, counts.run, counts.killed) == (len(mutants) - 1, 5, 2)
+    assert counts.by_layer == {"decisions": 1, "backends": 1}
+    assert (counts.timeouts, counts.survived, counts.partly, counts.equivalent, counts.uncovered) == (1, 1, 1, 1, 1)
+    page = table({"module.py": counts})
+    assert "| module.py | 14 | 5 | 2 | 1 | 0 | 0 | 1 | 1 | 1 | 1 | 1 | 1 | 6/8 |" in page
+    assert (
+        "5 of 14 mutants were run. Of those that are not equivalent 50.0 % were killed. 75.0 % of the branches" in page
+    )
 
 
 def test_a_module_with_more_branches_that_are_not_taken_is_reported() -> None:
