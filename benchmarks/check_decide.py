@@ -92,21 +92,22 @@ class Key(NamedTuple):
 class Check:
     """One check: the seconds of each decision that changed the plan, and those of the text for waiting nodes."""
 
-    nodes: int
-    world: str
+    key: Key
     decisions: list[float] = field(default_factory=list)
     shown: list[float] = field(default_factory=list)
     rounds: int = 0
     named: int = 0
 
-    @property
-    def key(self) -> Key:
-        return Key(self.nodes, self.world)
-
     def cells(self) -> list[str]:
         """Its row in the table."""
         times = (max(self.decisions), sum(self.decisions), max(self.shown, default=0.0))
-        return [str(self.nodes), self.world, str(self.rounds), *(f"{value:.2f} s" for value in times), str(self.named)]
+        return [
+            str(self.key.nodes),
+            self.key.world,
+            str(self.rounds),
+            *(f"{value:.2f} s" for value in times),
+            str(self.named),
+        ]
 
 
 def check(nodes: int, world: str) -> Check:
@@ -131,7 +132,7 @@ def check(nodes: int, world: str) -> Check:
         )
         reports[report.key] = report
         coordinator.receive(report, 0.0)
-    done = Check(nodes, world)
+    done = Check(Key(nodes, world))
     while coordinator.plan.phase is PlanPhase.GATHERING:
         began = time.process_time()
         while coordinator.advance(1.0):
@@ -166,14 +167,8 @@ HEAD = ("nodes", "world", "rounds", "longest decision", "all decisions", "longes
 
 def tables(kept: Sequence[Kept[Check]]) -> list[Table]:
     """The table of all checks."""
-    runs = [one.run for one in kept]
-    rows = [
-        one.cells()
-        for nodes in sorted({one.nodes for one in runs})
-        for world in WORLDS
-        for one in runs
-        if one.key == (nodes, world)
-    ]
+    runs = sorted((one.run for one in kept), key=lambda one: (one.key.nodes, WORLDS.index(one.key.world)))
+    rows = [one.cells() for one in runs]
     return [Table("decide", measured(kept, "One check for each row"), HEAD, rows, text=(1,))]
 
 

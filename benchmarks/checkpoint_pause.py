@@ -61,13 +61,8 @@ class Key(NamedTuple):
 class Job:
     """The turns of one job, the first one included."""
 
-    megabytes: int
-    turns: int
-    measured: Sequence[Turn]
-
-    @property
-    def key(self) -> Key:
-        return Key(self.megabytes, self.turns)
+    key: Key
+    turns: Sequence[Turn]
 
 
 def measure(key: Key, folder: Path | None) -> Job:
@@ -77,7 +72,7 @@ def measure(key: Key, folder: Path | None) -> Job:
         job = subprocess.run([*OURS, *script], cwd=directory, stdout=subprocess.PIPE, text=True, timeout=TIMEOUT)
     if job.returncode != 0:
         raise Lost(f"the job ended with {job.returncode}")
-    return Job(*key, turns_of(job.stdout))
+    return Job(key, turns_of(job.stdout))
 
 
 HEAD = ("turn", "which", "to the disk", "processor", "in memory", "processor", "ratio")
@@ -95,16 +90,14 @@ def tables(kept: Sequence[Kept[Job]]) -> list[Table]:
     """A table for each size."""
     found = []
     for one in kept:
-        turns = one.run.measured
+        key, turns = one.run.key, one.run.turns
         rows = [row(str(number), "first" if number == 0 else "", [each]) for number, each in enumerate(turns)]
         rows.append(row("median", "without the first", turns[1:]))
         how = (
-            f"one worker with a state of {one.run.megabytes} MB, which saves it in turns; the target is a ratio of 0.1 "
+            f"one worker with a state of {key.megabytes} MB, which saves it in turns; the target is a ratio of 0.1 "
             "in the median"
         )
-        found.append(
-            Table(f"{one.run.megabytes} MB, {one.run.turns} turns", measured([one], how), HEAD, rows, text=(1,))
-        )
+        found.append(Table(f"{key.megabytes} MB, {key.turns} turns", measured([one], how), HEAD, rows, text=(1,)))
     return found
 
 
@@ -129,7 +122,7 @@ def series_of(folder: Path | None) -> Series[Job]:
         Job,
         lambda key: measure(key, folder),
         tables,
-        lambda job: " | ".join(row("median", "without the first", job.measured[1:])),
+        lambda job: " | ".join(row("median", "without the first", job.turns[1:])),
     )
 
 

@@ -152,20 +152,14 @@ class Key(NamedTuple):
 class Rates:
     """The rates of all rules in the same worlds."""
 
-    nodes: int
-    plant: str
-    cases: int
+    key: Key
     rates: Sequence[Rate]
-
-    @property
-    def key(self) -> Key:
-        return Key(self.nodes, self.plant, self.cases)
 
 
 def measure(key: Key) -> Rates:
     """The rates of all rules. Each rule takes its own measurements, with the same noise."""
     worlds = [(draw(key.nodes, key.plant, seed), seed) for seed in range(key.cases)]
-    return Rates(*key, [rate(key.nodes, key.plant, rule, worlds) for rule in RULES])
+    return Rates(key, [rate(key.nodes, key.plant, rule, worlds) for rule in RULES])
 
 
 def rate(nodes: int, planted: str, rule: str, worlds: Sequence[tuple[World, int]]) -> Rate:
@@ -210,9 +204,9 @@ HEAD = ("nodes", "planted", *(f"{rule}: named" for rule in RULES), *(f"{rule}: h
 def tables(kept: Sequence[Kept[Rates]]) -> list[Table]:
     """A table for each number of worlds, its rows in the order of the plants."""
     found = []
-    for cases in sorted({one.run.cases for one in kept}):
-        own = [one for one in kept if one.run.cases == cases]
-        ordered = sorted(own, key=lambda one: (one.run.nodes, PLANTS.index(one.run.plant)))
+    for cases in sorted({one.run.key.cases for one in kept}):
+        own = [one for one in kept if one.run.key.cases == cases]
+        ordered = sorted(own, key=lambda one: (one.run.key.nodes, PLANTS.index(one.run.key.plant)))
         how = measured(own, f"{cases} simulated worlds for each row")
         rows = cells([each for one in ordered for each in one.run.rates])
         found.append(Table(f"{cases} worlds", how, HEAD, rows, text=(1,)))

@@ -129,26 +129,18 @@ class Watched:
     """What came of it: the cost of each worker, the seconds of processor time of a read of all pages, and the steps
     that were read; or the turns of a group of jobs."""
 
-    kind: str
-    workers: int
-    rate: float
-    size: int
-    group: int
+    key: Key
     costs: Sequence[Cost] = ()
     read: float = 0.0
     steps: int = 0
     turns: Sequence[JobTimes] = ()
 
-    @property
-    def key(self) -> Key:
-        return Key(self.kind, self.workers, self.rate, self.size, self.group)
-
 
 def measure(key: Key) -> Watched:
     """Measure workers, or a group of jobs. Raises Lost."""
     if key.kind == JOB:
-        return Watched(*key, turns=[time_job(mode, key.workers, key.rate) for mode in TURNS])
-    return Watched(*key, *measure_workers(key.workers, key.rate, key.size, key.kind == PACED))
+        return Watched(key, turns=[time_job(mode, key.workers, key.rate) for mode in TURNS])
+    return Watched(key, *measure_workers(key.workers, key.rate, key.size, key.kind == PACED))
 
 
 def measure_workers(workers: int, rate: float, blocks: int, paced: bool) -> tuple[list[Cost], float, int]:
@@ -239,45 +231,45 @@ JOB_HEAD = ("job", "steps a second of a worker", "the launcher, of a processor",
 
 def watched_table(one: Kept[Watched]) -> Table:
     """The table of workers."""
-    run = one.run
-    kind = "of the clock, in which they sleep" if run.kind == PACED else "of their own processor time"
+    run, key = one.run, one.run.key
+    kind = "of the clock, in which they sleep" if key.kind == PACED else "of their own processor time"
     how = (
-        f"{run.workers} workers at {run.rate:g} steps a second {kind}, {run.size} "
+        f"{key.workers} workers at {key.rate:g} steps a second {kind}, {key.size} "
         f"groups of four blocks of {BLOCK} steps; a read of all pages took the reader {1e6 * run.read:.0f} us, once a "
-        f"second; the pages showed {run.steps} of {2 * run.workers * run.size * BLOCK} reports at the end"
+        f"second; the pages showed {run.steps} of {2 * key.workers * key.size * BLOCK} reports at the end"
     )
-    name = f"{run.kind}, {run.workers} workers at {run.rate:g}"
-    return Table(name, measured([one], how), HEAD, [each.cells() for each in run.costs], TITLES[run.kind], text=(1,))
+    name = f"{key.kind}, {key.workers} workers at {key.rate:g}"
+    return Table(name, measured([one], how), HEAD, [each.cells() for each in run.costs], TITLES[key.kind], text=(1,))
 
 
 def job_table(groups: Sequence[Kept[Watched]]) -> Table:
     """The table of jobs with everything on and off, of the same workers."""
-    run = groups[0].run
+    key = groups[0].run.key
     turns = [each for one in groups for each in one.run.turns]
     rows = [[one.mode, f"{one.steps:.0f}", f"{100 * one.launcher:.3f} %", f"{100 * one.worker:.3f} %"] for one in turns]
-    costs = [job_cost(one.run.turns, run.rate) for one in groups]
+    costs = [job_cost(one.run.turns, key.rate) for one in groups]
     rows += [cost.cells(f"difference of group {number}") for number, cost in enumerate(costs, start=1)]
     middle = JobCost(median(one.launcher for one in costs), median(one.step for one in costs))
     rows.append(middle.cells("median difference"))
     how = (
-        f"{run.workers} workers that sleep until each step is due, {run.rate:g} a second; each job was measured for "
+        f"{key.workers} workers that sleep until each step is due, {key.rate:g} a second; each job was measured for "
         f"{WINDOW:g} s after {SETTLE:g} s, in processor time. The targets are 0.5 % of a processor and 1 % of a step"
     )
-    return Table(f"{JOB}, {run.workers} workers at {run.rate:g}", measured(groups, how), JOB_HEAD, rows, TITLES[JOB])
+    return Table(f"{JOB}, {key.workers} workers at {key.rate:g}", measured(groups, how), JOB_HEAD, rows, TITLES[JOB])
 
 
 def tables(kept: Sequence[Kept[Watched]]) -> list[Table]:
     """All tables."""
-    jobs = [one for one in kept if one.run.kind == JOB]
-    settings = dict.fromkeys((one.run.workers, one.run.rate) for one in jobs)
-    groups = [[one for one in jobs if (one.run.workers, one.run.rate) == setting] for setting in settings]
-    return [*(job_table(group) for group in groups), *(watched_table(one) for one in kept if one.run.kind != JOB)]
+    jobs = [one for one in kept if one.run.key.kind == JOB]
+    settings = dict.fromkeys((one.run.key.workers, one.run.key.rate) for one in jobs)
+    groups = [[one for one in jobs if (one.run.key.workers, one.run.key.rate) == setting] for setting in settings]
+    return [*(job_table(group) for group in groups), *(watched_table(one) for one in kept if one.run.key.kind != JOB)]
 
 
 def line(one: Watched) -> str:
     """One measurement for the console."""
-    if one.kind == JOB:
-        return " | ".join(job_cost(one.turns, one.rate).cells(f"difference of group {one.group}"))
+    if one.key.kind == JOB:
+        return " | ".join(job_cost(one.turns, one.key.rate).cells(f"difference of group {one.key.group}"))
     return "\n".join(" | ".join(cost.cells()) for cost in one.costs)
 
 

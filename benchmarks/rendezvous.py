@@ -172,16 +172,9 @@ class Key(NamedTuple):
 class Trial:
     """The figures of one run. `why` is the reason why some are missing."""
 
-    turn: int
-    nodes: int
-    rival: str
-    measurement: str
+    key: Key
     figures: Mapping[str, Measured]
     why: str = ""
-
-    @property
-    def key(self) -> Key:
-        return Key(self.turn, self.nodes, self.rival, self.measurement)
 
     @property
     def ended(self) -> bool:
@@ -207,10 +200,10 @@ def try_once(key: Key, rival: Rival, limit: float) -> Trial:
     }
     try:
         with Run() as run:
-            return Trial(*key, measures[key.measurement](run, rival, key.nodes, limit))
+            return Trial(key, measures[key.measurement](run, rival, key.nodes, limit))
     except Lost as lost:
         print(run.tail, end="", file=sys.stderr)
-        return Trial(*key, {}, str(lost))
+        return Trial(key, {}, str(lost))
 
 
 def line(trial: Trial) -> str:
@@ -221,7 +214,7 @@ def line(trial: Trial) -> str:
         for value in [(measured.values or {})[""]]
     ]
     outcome = ", ".join([*parts, f"lost: {trial.why}"] if trial.why else parts)
-    return f"{trial.nodes:4} nodes, turn {trial.turn}, {trial.rival}: {outcome}"
+    return f"{trial.key.nodes:4} nodes, turn {trial.key.turn}, {trial.key.rival}: {outcome}"
 
 
 def label(rival: str, nodes: int) -> str:
@@ -232,32 +225,33 @@ def label(rival: str, nodes: int) -> str:
 def too_many(trials: Iterable[Trial]) -> int | None:
     """The fewest nodes that torch did not bring together, None if it always did: it is not tried again with as many
     nodes, nor with more."""
-    return min((trial.nodes for trial in trials if trial.rival == C10D.name and not trial.ended), default=None)
+    return min((trial.key.nodes for trial in trials if trial.key.rival == C10D.name and not trial.ended), default=None)
 
 
 def tables(trials: Sequence[Trial], absent: Mapping[str, str], empty: Result) -> list[Result]:
     """A table for each figure, with the rivals side by side at each number of nodes."""
     results = []
-    sizes = sorted({trial.nodes for trial in trials})
+    sizes = sorted({trial.key.nodes for trial in trials})
     names = {name: [*([empty.pairs[name]] if name in empty.pairs else []), name] for name in ALL}
     if most := too_many(trials):
         why = f"it did not bring {most} together"
         absent = {**absent, **{label(C10D.name, nodes): why for nodes in sizes if nodes > most}}
     for name, table in TABLES.items():
         rows = []
-        own = [trial for trial in trials if name in MEASUREMENTS[trial.measurement]]
+        own = [trial for trial in trials if name in MEASUREMENTS[trial.key.measurement]]
         for nodes in sizes:
             samples = [
-                Sample(label(rival, nodes), trial.turn, trial.figures.get(name, Measured(None, trial.why)))
+                Sample(label(rival, nodes), trial.key.turn, trial.figures.get(name, Measured(None, trial.why)))
                 for rivals in table.rivals
                 for rival in names[rivals]
                 for trial in own
-                if (trial.nodes, trial.rival) == (nodes, rival)
+                if trial.key[1:3] == (nodes, rival)
             ]
             targets = {(label(OURS.name, nodes), ""): TARGET} if name == "last-joiner" and not empty.pairs else {}
             pairs = {label(rival, nodes): label(other, nodes) for rival, other in empty.pairs.items()}
             rows += summarise(samples, label(C10D.name, nodes), targets, pairs=pairs)
-        if not own:
+        if not rows:
+            # A table that none of these runs has stays as it is.
             continue
         results.append(
             dataclasses.replace(
@@ -327,7 +321,7 @@ def series_of(
         )
 
     def publish(kept: Sequence[Kept[Trial]]) -> list[Result]:
-        turns = len({one.run.turn for one in kept})
+        turns = len({one.run.key.turn for one in kept})
         text = f"{turns} repetitions in turn; {how}"
         return tables([one.run for one in kept], absent, Result("", "", "s", "", [], {}, kept[0].machine, text, pairs))
 

@@ -94,14 +94,9 @@ class Key(NamedTuple):
 class Turn:
     """What came of one turn, by rival, and why rivals are absent."""
 
-    case: str
-    turn: int
+    key: Key
     measured: Mapping[str, Measured]
     absent: Mapping[str, str]
-
-    @property
-    def key(self) -> Key:
-        return Key(self.case, self.turn)
 
 
 def run_once(case: Case, rival: Any, turn: int, limits: Limits) -> Measured:
@@ -133,7 +128,7 @@ def take_turn(case: Case, turn: int, limits: Limits, warm: bool = False) -> Turn
     if case.pairs and turn % 2 == 0:
         # The second of a pair would always find the caches that the first one has left.
         due.reverse()
-    return Turn(case.name, turn, {rival.name: run_once(case, rival, turn, limits) for rival in due}, absent)
+    return Turn(Key(case.name, turn), {rival.name: run_once(case, rival, turn, limits) for rival in due}, absent)
 
 
 def result_of(case: Case, kept: Sequence[Kept[Turn]]) -> Result:
@@ -141,13 +136,13 @@ def result_of(case: Case, kept: Sequence[Kept[Turn]]) -> Result:
     turns = [one.run for one in kept]
     # All rows in the order of the case: some rivals take fewer turns, and pairs are turned round.
     samples = [
-        Sample(rival.name, turn.turn, turn.measured[rival.name])
+        Sample(rival.name, turn.key.turn, turn.measured[rival.name])
         for turn in turns
         for rival in case.rivals
         if rival.name in turn.measured
     ]
     if case.known_baseline:
-        samples += [Sample(case.baseline, turn.turn, Measured({"": case.known_baseline})) for turn in turns]
+        samples += [Sample(case.baseline, turn.key.turn, Measured({"": case.known_baseline})) for turn in turns]
     how = f"{len(turns)} repetitions in turn" + (" after one warm-up" if case.warm_up else ", fewer where so counted")
     rows = summarise(case.derive(samples), case.baseline, case.targets, case.within, case.pairs)
     absent = turns[-1].absent
@@ -156,7 +151,7 @@ def result_of(case: Case, kept: Sequence[Kept[Turn]]) -> Result:
 
 def results_of(cases: Sequence[Case], kept: Sequence[Kept[Turn]]) -> list[Result]:
     """The tables of all cases that have turns."""
-    by_case = [(case, [one for one in kept if one.run.case == case.name]) for case in cases]
+    by_case = [(case, [one for one in kept if one.run.key.case == case.name]) for case in cases]
     return [result_of(case, own) for case, own in by_case if own]
 
 

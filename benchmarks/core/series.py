@@ -159,9 +159,8 @@ class Series(Generic[R]):
                 # What took minutes is published, even if the next run fails.
                 tables = self.tables(kept) if kept and (others or not options.redraw) else []
                 summary = report.merge(replace(before, title=self.title), tables, self.order)
-                print(
-                    self.text(summary) if trial else "\n".join(line for one in tables for line in report.section(one))
-                )
+                lines = [self.text(summary)] if trial else [line for one in tables for line in report.section(one)]
+                print("\n".join(lines), end="\n" if lines else "")
                 if (tables or options.redraw) and (options.output or not trial):
                     self._write(options, summary)
         for why in dict.fromkeys(why for key in wanted if (why := self.absent(key, kept))):

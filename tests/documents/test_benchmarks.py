@@ -389,7 +389,8 @@ def test_the_cost_of_the_check_is_the_difference_of_each_turn_to_the_task_of_tha
 
 def trial(rival: str, nodes: int, turn: int, time: float, limit: float = 45.0) -> rendezvous.Trial:
     unended = frozenset({""} if time >= limit else ())
-    return rendezvous.Trial(turn, nodes, rival, "last-joiner", {"last-joiner": Measured({"": time}, "", unended)})
+    key = rendezvous.Key(turn, nodes, rival, "last-joiner")
+    return rendezvous.Trial(key, {"last-joiner": Measured({"": time}, "", unended)})
 
 
 EMPTY = report.Result("", "", "s", "", [], {}, MACHINE, "1 repetition")
@@ -399,7 +400,7 @@ def test_rendezvous_are_compared_at_the_same_number_of_nodes_and_lost_ones_miss_
     trials = [
         trial("dlrover-run", 2, 1, 0.01),
         trial("c10d", 2, 1, 1.0),
-        rendezvous.Trial(1, 8, "dlrover-run", "last-joiner", {}, "no"),
+        rendezvous.Trial(rendezvous.Key(1, 8, "dlrover-run", "last-joiner"), {}, "no"),
     ]
     rows = {row.title: row for row in rendezvous.tables([*trials, trial("c10d", 8, 1, 45.0)], {}, EMPTY)[0].rows}
     assert (rows["dlrover-run, 2 nodes"].ratio, rows["dlrover-run, 2 nodes"].reached) == (0.01, True)
@@ -415,7 +416,7 @@ def test_torch_is_not_run_again_with_a_size_at_which_it_failed() -> None:
         if not of_torch.absent(key, kept):
             time = 45.0 if key.rival == "c10d" and key.nodes >= 8 else 1.0
             kept.append(series.Kept(trial(key.rival, key.nodes, key.turn, time), MACHINE))
-    assert [one.run.nodes for one in kept if one.run.rival == "c10d"] == [2, 8, 2]
+    assert [one.run.key.nodes for one in kept if one.run.key.rival == "c10d"] == [2, 8, 2]
     assert len(kept) == 3 + 6, "ours always runs again"
     (table, *_) = of_torch.tables(kept)
     assert isinstance(table, report.Result)
@@ -783,7 +784,7 @@ def test_a_turn_is_kept_with_all_rivals_and_warmed_up_once(tmp_path: Path, capsy
     assert benchmark.main([f"--output={tmp_path}"]) == 0
     assert count == {SPAWN.name: 4, "theirs": 3}
     kept = [one.run for one in series.read(tmp_path / "x.jsonl", Turn)]
-    assert [(one.turn, list(one.measured)) for one in kept] == [(1, [SPAWN.name, "theirs"]), (2, [SPAWN.name])]
+    assert [(one.key.turn, list(one.measured)) for one in kept] == [(1, [SPAWN.name, "theirs"]), (2, [SPAWN.name])]
     (found,) = report.read(tmp_path / "x.json").cases
     assert {row.title: row.samples for row in found.rows} == {SPAWN.name: (2.0, 4.0), "theirs": (2.0,)}
     assert benchmark.main([f"--output={tmp_path}", "--quick"]) == 0
