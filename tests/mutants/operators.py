@@ -72,10 +72,16 @@ def mutants_of(module: str, source: str) -> list[Mutant]:
         digest = hashlib.sha256(ast.dump(function).encode()).hexdigest()[:12]
         for index, node, statement in _places(function):
             for variant, (operator, changed) in enumerate(_variants(node, function)):
+                if operator == "arguments swapped" and _is_symmetric(node):
+                    continue
                 change = f"{operator}: {_text(node)}" + (f" -> {_text(changed)}" if changed is not None else "")
                 lines = (node.lineno, node.end_lineno or node.lineno)
                 found.append(Mutant(module, name, digest, index, variant, operator, change, lines, statement.lineno))
     return found
+
+
+def _is_symmetric(node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("min", "max")
 
 
 def mutated(source: str, mutant: Mutant) -> ast.Module:

@@ -112,8 +112,8 @@ def table(rows: Mapping[str, Row]) -> str:
         "Written by `make mutants`; what it does is in [README](../README.md#mutants).",
         "",
         f"Commit {commit}. {total.run:,} of {total.mutants:,} mutants were run. Of those that are not equivalent "
-        f"{_share(total.killed, total.run - total.equivalent)} were killed. "
-        f"{_share(total.taken, total.branches)} of the branches were taken.",
+        f"{_share(total.killed, total.run - total.equivalent)} were killed. Of the branches that were counted "
+        f"{_share(total.taken, total.branches)} were taken.",
         "",
         "A mutant counts for the first layer that finds it; the layers are run in the order of the columns. *Timeouts* "
         "are among the killed. *Partly* are those of the survived and not covered against which not all tests of the "

@@ -122,6 +122,11 @@ def test_a_size_that_is_refused_changes_nothing(size: str, why: str) -> None:
     play(job, "wait 100; round 1 a b")
 
 
+def test_newcomers_that_wait_for_others_delay_no_drain() -> None:
+    job = VirtualJob(rules(1, 4, scale_up_delay=30.0))
+    play(job, PAIR + "mark a; drain b; come c d; wait 5; drained; round 1 a b; mark a; drained b")
+
+
 def test_a_size_is_a_multiple_of_the_unit() -> None:
     job = play(VirtualJob(rules(2, 4, node_unit=2)), "come a b c d; round 1 a b c d")
     play(job, "scale 3; round 2 a b")
