@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -25,6 +26,7 @@ from check_world import (
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.golden import assert_screens
 
 from dlrover_run.features.node_check.decision import diagnosis as diagnosis_module
 from dlrover_run.features.node_check.decision import evidence
@@ -229,10 +231,7 @@ class TestFewNodes:
     def test_of_two_nodes_without_a_link_no_node_is_named_and_that_is_reported(self) -> None:
         outcome = check_world(World((NodeTruth(), CUT)))
         assert outcome.named == {}
-        assert outcome.diagnosis.notes == (
-            "no link between node0 and node1 works (no answer for 30 s), and no other node was there to link with: "
-            "which of them is at fault cannot be decided",
-        )
+        assert len(outcome.diagnosis.notes) == 1
 
     def test_of_three_nodes_the_one_without_a_network_is_named_when_both_links_have_failed_twice(self) -> None:
         outcome = check_world(World((NodeTruth(), CUT, NodeTruth())))
@@ -270,8 +269,7 @@ class TestFewNodes:
     def test_of_three_nodes_one_link_blames_no_node(self, slower: float) -> None:
         outcome = check_world(World(whole(3).nodes, {(0, 2): slower}))
         assert outcome.named == {}
-        word = "slow" if slower else "does not work"
-        assert f"the link between node0 and node2 {'is ' if slower else ''}{word}" in outcome.diagnosis.notes[0]
+        assert len(outcome.diagnosis.notes) == 1
 
     def test_of_four_nodes_one_in_a_slow_pair_is_named(self) -> None:
         for seed in range(50):
@@ -280,7 +278,7 @@ class TestFewNodes:
     def test_when_no_link_works_no_node_is_named(self) -> None:
         outcome = check_world(World((CUT,) * 5))
         assert outcome.named == {}
-        assert "no link between node0, node1 and 3 others works" in outcome.diagnosis.notes[0]
+        assert len(outcome.diagnosis.notes) == 1
 
     def test_a_single_node_whose_workers_cannot_link_is_named_when_it_fails_twice(self) -> None:
         alone = NodeTruth(workers=2, cut=True)
@@ -294,7 +292,7 @@ class TestNodesThatAreNotNamed:
     def test_half_the_nodes_slow_are_another_kind_of_machine(self) -> None:
         outcome = check_world(World((SLOW, NodeTruth()) * 3))
         assert outcome.named == {}
-        assert "3 of 6 nodes compute at no more than" in outcome.diagnosis.notes[0]
+        assert len(outcome.diagnosis.notes) == 1
 
     @pytest.mark.parametrize(("accident", "again"), [(Computing.SLOW_ONCE, 1), (Computing.SLOW_TWICE, 2)])
     def test_a_node_that_was_slow_by_accident_passes_and_no_other_node_computes_again(
@@ -360,24 +358,18 @@ class TestKindsOfDevice:
         answer = self.diagnosis(on(*[H100] * 6, A100, A100, tries=SLOW_TRIES))
         assert statuses(answer) == ["passed"] * 8
         assert answer.compute_again == ()
-        assert answer.notes == (
-            "node6 and node7 have another kind of device (NVIDIA A100) than the others (NVIDIA H100): "
-            "they are compared with each other",
-        )
+        assert len(answer.notes) == 1
 
     @pytest.mark.parametrize("others", [1, 7])
     def test_one_that_is_alone_with_its_model_is_compared_with_none(self, others: int) -> None:
         answer = self.diagnosis(on(A100, *[H100] * others, tries=SLOW_TRIES))
         assert statuses(answer) == ["passed"] * (1 + others)
-        (note,) = answer.notes
-        assert "(NVIDIA A100)" in note
-        assert "(NVIDIA H100)" in note
+        assert len(answer.notes) == 1
 
     def test_a_slow_one_among_those_of_its_model_is_named(self) -> None:
         slow = [ComputeFact(8, 100.0, device=A100)] * SLOW_TRIES
         answer = self.diagnosis([*on(*[H100] * 6, A100, A100), *slow])
         assert statuses(answer) == [*["passed"] * 8, "straggler"]
-        assert answer.findings[8].reason == "computes at 100 TFLOP/s where the others reach 300"
 
     def test_of_several_models_in_one_node_the_one_that_it_waits_for_counts(self) -> None:
         mixed = ComputeResult(devices=(DeviceSpeed(0, H100, 800.0), DeviceSpeed(1, A100, 300.0)))
@@ -411,7 +403,6 @@ class TestLostAccelerator:
     def test_it_is_named_at_its_second_try_and_with_the_reason(self, others: int) -> None:
         answer = self.diagnosis("cpu", *[self.H200] * others)
         assert statuses(answer) == ["fault", *["passed"] * others]
-        assert answer.findings[0].reason == "computes on the CPU where the others have NVIDIA H200"
         assert 0 not in answer.compute_again
         assert answer.notes == ()
 
@@ -480,45 +471,57 @@ class TestNewcomers:
 
 
 class TestReasonTexts:
-    def test_why_each_of_them_was_named(self) -> None:
-        reasons = [
-            finding.reason
-            for finding in diagnose(
-                check(
-                    7,
-                    computed=[
-                        *[ComputeFact(4, 0.021)] * SLOW_TRIES,
-                        *[ComputeFact(5, problem="local rank 1 was killed by SIGKILL")] * 2,
-                        ComputeFact(6, problem="a product is wrong on local rank 0", wrong=True),
-                    ],
-                    linked=[
-                        *quick((1, 2), (2, 3), (1, 4)),
-                        *(LinkFact(0, other, problem="connection refused") for other in (1, 2, 3)),
-                    ],
-                ),
+    def test_the_texts_are_those_of_the_golden_file(self) -> None:
+        killed = "local rank 1 was killed by SIGKILL"
+        seven = check(
+            7,
+            computed=[
+                *[ComputeFact(4, 0.021)] * SLOW_TRIES,
+                *[ComputeFact(5, problem=killed)] * 2,
+                ComputeFact(6, problem="a product is wrong on local rank 0", wrong=True),
+            ],
+            linked=[
+                *quick((1, 2), (2, 3), (1, 4)),
+                *(LinkFact(0, other, problem="connection refused") for other in (1, 2, 3)),
+            ],
+        )
+        in_link = ComputeFact(0, problem=killed, linking=True)
+        reasons = {
+            "of seven nodes, node 0 has no link, 4 is slow, 5 was killed, 6 computes wrongly": "\n".join(
+                f"node{place}: {finding.reason}" if finding.reason else f"node{place}"
+                for place, finding in enumerate(diagnose(seven, THRESHOLD).findings)
+            ),
+            **{
+                f"a process ended in a link, {times} times": diagnose(
+                    check(2, computed=[ComputeFact(0, 0.084), *[in_link] * times]), THRESHOLD
+                )
+                .findings[0]
+                .reason
+                for times in (1, 2)
+            },
+            "the accelerator of a node is lost": diagnose(
+                check(2, computed=on("cpu", "NVIDIA H200", tries=CPU_TRIES)), THRESHOLD
+            )
+            .findings[0]
+            .reason,
+            "one is slow among those of its model": diagnose(
+                check(9, computed=[*on(*[H100] * 6, A100, A100), *[ComputeFact(8, 100.0, device=A100)] * SLOW_TRIES]),
                 THRESHOLD,
-            ).findings
-        ]
-        assert reasons == [
-            "no link of it works (connection refused), and node1, node2 and node3 have links that do",
-            "",
-            "",
-            "",
-            "computes at 0.021 TFLOP/s where the others reach 0.084",
-            "failed to compute 2 times: local rank 1 was killed by SIGKILL",
-            "computes wrongly: a product is wrong on local rank 0",
-        ]
-
-    def test_a_process_that_ended_in_a_link_is_not_reported_as_failed_at_computing(self) -> None:
-        in_link = ComputeFact(0, problem="local rank 1 was killed by SIGKILL", linking=True)
-        reasons = [
-            diagnose(check(2, computed=[ComputeFact(0, 0.084), *[in_link] * times]), THRESHOLD).findings[0].reason
-            for times in (1, 2)
-        ]
-        assert reasons == [
-            "its check process failed once, in a link: local rank 1 was killed by SIGKILL",
-            "its check process failed 2 times: local rank 1 was killed by SIGKILL",
-        ]
+            )
+            .findings[8]
+            .reason,
+        }
+        worlds = {
+            "two nodes without a link": World((NodeTruth(), CUT)),
+            "three nodes, and one link is bad": World(whole(3).nodes, {(0, 2): 0.0}),
+            "three nodes, and one link is slow": World(whole(3).nodes, {(0, 2): 5.0}),
+            "no link works": World((CUT,) * 5),
+            "half the nodes are slow": World((SLOW, NodeTruth()) * 3),
+        }
+        notes = {title: "\n".join(check_world(world).diagnosis.notes) for title, world in worlds.items()}
+        models = check(8, computed=on(*[H100] * 6, A100, A100, tries=SLOW_TRIES))
+        notes["another model"] = "\n".join(diagnose(models, THRESHOLD).notes)
+        assert_screens(Path(__file__).with_name("findings.txt"), reasons | notes)
 
     def test_two_nodes_of_one_host_are_distinguished(self) -> None:
         asked = check(3, linked=[LinkFact(0, 1, problem="refused"), *quick((0, 2), (1, 2))])

@@ -8,12 +8,14 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from support.golden import assert_screens
 
 from dlrover_run.coordination.records.activity import NodeActivity
 from dlrover_run.coordination.records.resource_use import (
@@ -529,26 +531,16 @@ def status(*uses: NodeUse | None) -> JobStatus:
 
 def test_a_status_shows_what_nodes_and_workers_use() -> None:
     device = DeviceUse(3, 0.4, 30 * GIB, 0.99, 50 * GIB, 80 * GIB, 61, 412.3)
-    lines = render_status(status(use(2), None)).splitlines()
-    assert lines[-7:] == [
-        "NODE  HOST  STATE     SINCE  RANKS  CPU   MEMORY            REASON",
-        "0     n0    training  3.0 s  0-1    1.96  3.00 of 32.0 GiB",
-        "1     n1    training  3.0 s  2-3    -     -",
-        "",
-        "WORKER  NODE  CPU   MEMORY    PROCESSES",
-        "rank 0  0     0.98  1.00 GiB  9",
-        "rank 1  0     0.98  2.00 GiB  9",
-    ]
-    lines = render_status(status(use(1, devices=(device,)))).splitlines()
-    assert lines[-2:] == [
-        "WORKER  NODE  CPU   MEMORY    PROCESSES  GPU  GPU USE     GPU MEMORY        GPU HEAT",
-        "rank 0  0     0.98  1.00 GiB  9          3    40 of 99 %  30.0 of 80.0 GiB  61 °C 412 W",
-    ]
-    whole = msgspec.structs.replace(device, share=None, memory=None)
-    in_container = render_status(status(use(1, devices=(whole,)))).splitlines()[-1]
-    assert in_container == "rank 0  0     0.98  1.00 GiB  9          3    ? of 99 %  50.0 of 80.0 GiB  61 °C 412 W"
-    assert "WORKER" not in render_status(status(use(20), use(20))), "the table of a large job is that of its nodes"
-    assert "CPU" not in render_status(status(None)), "nothing is known"
+    in_container = msgspec.structs.replace(device, share=None, memory=None)
+    screens = {
+        "two nodes, and nothing is known of the second": render_status(status(use(2), None)),
+        "a worker with a GPU": render_status(status(use(1, devices=(device,)))),
+        "its share is not known in a container": render_status(status(use(1, devices=(in_container,)))),
+        "the table of a large job is that of its nodes": render_status(status(use(20), use(20))),
+        "nothing is known": render_status(status(None)),
+    }
+    assert_screens(Path(__file__).with_name("resources.txt"), screens)
+    assert [title for title, text in screens.items() if "\nWORKER" not in text] == list(screens)[3:]
 
 
 def test_metrics_have_each_worker_and_each_device_once() -> None:
