@@ -1,7 +1,8 @@
 """The agent: one node's loop between the coordinator's assignment and the tasks of this node.
 
-Each event (an assignment, the end of a process, a message of a task, a signal, the loss of the watchdog) only wakes the
-loop. The loop then asks `reconcile` for the actions that bring the tasks to what is desired, begins them, and reports.
+Each event (an assignment, the end of a process, a message of a task, a signal, the loss of the watchdog) wakes the
+loop; only a signal for tasks that are being stopped, and SIGKILL after the loss of the watchdog, are sent at once. The
+loop then asks `reconcile` for the actions that bring the tasks to what is desired, begins them, and reports.
 No action blocks the loop but the end of orphans, 5 s at most. What the tasks are is known to the adapter of the
 framework.
 """

@@ -59,8 +59,8 @@ class AgentServices(msgspec.Struct, frozen=True):
     """What an adapter gets from its agent. `wake` makes the agent's loop look at everything again, `start` begins work
     in the background, once the loop runs, and `tick` gives samples of the tasks while they run. `ask` returns the
     status of the job after a request, `ask_stacks` what its workers do or wrote, both from the coordinator, and
-    `read_activity` what this node does now, None if that cannot be read. They are for an operator, who waits. After
-    `end_logs` no line of a worker follows: who reads them gets what is left, and no read waits."""
+    `read_activity` what this node does now, None if that cannot be read: an operator waits for their answers. After
+    `end_logs` no line of a worker follows: a reader of them gets what is left, and no read waits."""
 
     job: JobSpec
     run_dir: RunDir

@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 class NodeFeature:
     """What a node does for one feature of its job. `tasks` are those of this node.
 
-    The agent calls it in the thread of its loop. No method but `look` and `close` waits: what takes time goes on
-    in the background and calls `services.wake` when there is news. Here each method does nothing.
+    The agent calls it in the thread of its loop. No method but `look` and `close` waits, and in a `WorkersFeature` what
+    comes before a round: what takes time goes on in the background and calls `services.wake` when there is news. Here
+    each method does nothing.
     """
 
     def __init__(self, services: AgentServices, tasks: FrameworkAdapter[Any]) -> None:

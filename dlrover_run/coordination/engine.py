@@ -17,7 +17,7 @@ from dlrover_run.words.reasons import Reasons
 
 
 class Accepted(NamedTuple):
-    """A request that is carried out: the plan after it, and what the job does now, for who has requested it."""
+    """A request that is carried out: the plan after it, and what the job does now, for the operator."""
 
     plan: Plan
     answer: Reasons = ()

@@ -34,7 +34,17 @@ class WaitDetails(Protocol):
 class WorkersFeature(NodeFeature):
     """What a node does for a feature of a job with rounds of workers. Here each method does nothing.
 
-    `meets_elsewhere`: the workers do not meet at the store of their round.
+    Of several features each is called in the order of `features.FEATURES`. In a turn of the agent's loop:
+    `NodeFeature.follow`, `wait_details`, `may_keep` where the node has no ranks, else `kept`,
+    `NodeFeature.add_to_report`. `RoundStarter` calls the others. If all workers start anew: `before_cleanup` (not at
+    the first round), the end of what was left behind, `before_round`, `round_ends` (not at the first round),
+    `environment` of each worker, `round_begins`, the start of the processes, `round_runs`. If some are replaced:
+    `before_round`, the end of those that were stopped, `environment`, `round_ends`, `round_begins`, the start of the
+    others, `round_runs`. At the end of the job: `round_ends`, `NodeFeature.close`. `worker_ended` and `store_reached`
+    may come at any time between.
+
+    `meets_elsewhere`: the workers do not meet at the store of their round. `wait_details` is used by the
+    `ProgressReporter`.
     """
 
     meets_elsewhere = False
@@ -42,40 +52,46 @@ class WorkersFeature(NodeFeature):
 
     @property
     def needs_devices(self) -> bool:
-        """Whether the devices of this node, which no worker uses, have to stay as they are for now."""
+        """Whether the devices of this node, which no worker uses, have to stay as they are for now. A feature that
+        uses them asks in each turn of the agent's loop, before it does."""
         return False
 
     def environment(self, key: RoundKey, local_rank: int) -> Mapping[str, str]:
-        """Variables of a worker that is about to start for that round."""
+        """Variables of a worker that is about to start for that round. Called for each of them, before
+        `round_begins`."""
         return {}
 
     async def before_cleanup(self) -> None:
-        """What the workers of the last round have left behind is ended next, before `before_round`."""
+        """What the workers of the last round have left behind is ended next, before `before_round`. It may wait; the
+        start of the next round does too."""
 
     async def before_round(self, ranks: RankAssignment, is_wanted: Callable[[], bool]) -> None:
-        """The workers of a round start next, if they still are to start: `is_wanted` says so, also after a wait. Raises
-        what ends the node."""
+        """The workers of a round start next, if they still are to start: `is_wanted` says so, also after a wait. Called
+        again for the same round when workers are replaced in it. It may wait; the start does too. Raises what ends the
+        node."""
 
     def round_begins(self, workers: WorkerRound) -> None:
         """The workers of this round start now, those that it has taken over excepted."""
 
     def round_runs(self, workers: WorkerRound) -> None:
-        """They have been started. Raises OSError."""
+        """They have been started. Raises OSError, which ends the node."""
 
     def round_ends(self) -> None:
         """What was opened for the workers of the last round is closed next, or belongs to another round. Idempotent."""
 
     def worker_ended(self, worker: Worker) -> None:
-        """A worker has ended."""
+        """A worker has ended, by itself or stopped. Called at once, before its output is collected."""
 
     def store_reached(self, key: RoundKey, address: str) -> None:
         """The first client has connected, from that address, to the store of the round, which this node serves."""
 
     def may_keep(self, assignment: Assignment) -> bool:
-        """Whether running workers may go on in a round that has not formed yet."""
+        """Whether running workers may go on in a round that has not formed yet. `TorchAdapter` asks while they run and
+        this node has no ranks; they are stopped if no feature says so."""
         return False
 
     def kept(self, current: WorkerRound, ranks: RankAssignment) -> frozenset[int] | None:
         """The local ranks of the workers of `current` that go on in the round of these ranks, where others take the
-        places of the rest; None if all workers are started anew, or if the round is complete."""
+        places of the rest; None if all workers are started anew, or if the round is complete. `TorchAdapter` asks in
+        each turn in which this node has ranks and workers; the first answer counts."""
         return None
