@@ -76,9 +76,11 @@ collect_ignore = (
     if importlib.util.find_spec("torch")
     else [
         "decisions/training/test_sampler.py",
+        "processes/test_check_tasks.py",
         "processes/test_checkpoint.py",
         "jobs/test_mnist_example.py",
         "torchrun/test_cli_differential.py",
+        "torchrun/test_torch_survivors.py",
     ]
 )
 

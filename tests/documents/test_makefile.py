@@ -65,3 +65,29 @@ def test_the_tests_that_the_makefile_names_exist() -> None:
     assert len(named) > 4
     for path in named:
         assert (ROOT / path).exists(), path
+
+
+WITHOUT_TORCH = """
+import sys
+from importlib.machinery import PathFinder
+
+class Installed(PathFinder):
+    @classmethod
+    def find_spec(cls, name, *given):
+        # What `make test-other` does not install.
+        return None if name in ("torch", "numpy", "sklearn", "PIL") else super().find_spec(name, *given)
+
+sys.meta_path = [Installed if finder is PathFinder else finder for finder in sys.meta_path]
+import pytest
+sys.exit(pytest.main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.long
+def test_the_tests_of_test_other_are_collected_without_torch() -> None:
+    (marks,) = re.findall(r'-other/bin/python -m pytest -m "([^"]+)"', (ROOT / "Makefile").read_text())
+    given = ["--collect-only", "-qq", "-p", "no:cacheprovider", "-m", marks]
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_TORCH, *given], cwd=ROOT, capture_output=True, text=True, timeout=WAIT
+    )
+    assert done.returncode == 0, done.stdout[-2000:]

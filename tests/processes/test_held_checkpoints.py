@@ -102,6 +102,7 @@ async def in_thread(function: Any, *args: Any, **options: Any) -> Any:
     return await asyncio.to_thread(function, *args, **options)
 
 
+@pytest.mark.torchrun
 def test_a_step_survives_its_worker_and_is_written_behind_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -357,6 +358,7 @@ def test_what_a_killed_writer_has_left_is_removed_and_what_is_being_written_is_n
     assert sorted(os.listdir(tmp_path)) == sorted([in_use.name, SavedFile(3).name])
 
 
+@pytest.mark.torchrun
 def test_a_save_to_the_disk_is_not_overwritten_by_an_earlier_state_of_its_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

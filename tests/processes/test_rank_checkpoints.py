@@ -1,9 +1,9 @@
 """Checkpoints of which each rank saves its own part: after a kill at any point of a save the newest step that every
 rank has is resumed, bit for bit.
 
-The state is bytes, so that these tests do not import torch. A layer below the saves stops a rank after a number of file
-operations; each write reaches the disk in two halves. The ranks save one after the other, in any order: they share
-nothing but the directory.
+The state is bytes; only `load_latest`, which compares what the ranks have, imports torch. A layer below the saves stops
+a rank after a number of file operations; each write reaches the disk in two halves. The ranks save one after the other,
+in any order: they share nothing but the directory.
 """
 
 from __future__ import annotations
@@ -170,6 +170,7 @@ def _check(path: Path, world: int, shot: Shot) -> None:
     assert {each and each.step for each in left} <= {3, 4}, f"files are left: {sorted(os.listdir(path))}"
 
 
+@pytest.mark.torchrun
 @pytest.mark.parametrize("world", range(2, 9))
 def test_a_save_stopped_at_any_point_resumes_from_the_newest_common_step(tmp_path: Path, world: int) -> None:
     assert find_faults(tmp_path, world, seed=world) == []
@@ -232,6 +233,7 @@ DEFECTS = {
 }
 
 
+@pytest.mark.torchrun
 @pytest.mark.parametrize("defect", DEFECTS)
 def test_planted_defects_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, defect: str) -> None:
     name, wrong = DEFECTS[defect]
@@ -244,6 +246,7 @@ def test_planted_defects_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert faults
 
 
+@pytest.mark.torchrun
 @pytest.mark.parametrize("damage", ["cut", "flip", "remove"])
 def test_a_damaged_file_of_one_rank_is_named_and_its_step_is_skipped_by_all(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: str
@@ -265,6 +268,7 @@ def test_a_damaged_file_of_one_rank_is_named_and_its_step_is_skipped_by_all(
         assert [path.name in message for message in caplog.messages] == ([] if damage == "remove" else [True])
 
 
+@pytest.mark.torchrun
 def test_a_damaged_step_is_not_one_of_those_to_keep(tmp_path: Path) -> None:
     for step in (1, 2):
         save_all(tmp_path, step, 2, FIRST, keep=2)
@@ -277,6 +281,7 @@ def test_a_damaged_step_is_not_one_of_those_to_keep(tmp_path: Path) -> None:
     assert ranks[0].steps() == [1, 2, 3]
 
 
+@pytest.mark.torchrun
 def test_a_checkpoint_that_one_rank_saved_for_all_is_resumed_by_each(tmp_path: Path) -> None:
     CheckpointDirectory(tmp_path, files=Bytes()).save(5, b"for all")
     found = [directory_of(tmp_path, rank, 4, FIRST).load_latest() for rank in range(4)]
