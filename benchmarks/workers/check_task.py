@@ -26,7 +26,8 @@ from dlrover_run.features.node_check.decision.model import (
     LinkResults,
     NodeCheckReport,
 )
-from dlrover_run.features.node_check.node.check_runner import PRELOAD, NodeCheckRunner
+from dlrover_run.features.node_check.node.check_processes import PRELOAD
+from dlrover_run.features.node_check.node.check_runner import NodeCheckRunner
 from dlrover_run.features.node_check.rules import CHECK_ONCE, NodeCheckRules
 from dlrover_run.processes import tree
 from dlrover_run.rendezvous import kinds

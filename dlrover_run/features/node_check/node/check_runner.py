@@ -2,26 +2,18 @@
 
 The compute test needs no other node, so the node begins with it while it joins the job. All results go into its report.
 Only the latest assignment counts: a task is carried out once, and a newer one replaces it.
-
-The check processes run from the first task until the workers start, whose devices they would hold. Their template ends
-then too: it would cost 200 MB while the job trains, and starting another takes two seconds of a rare wait. If each
-round is checked, the template stays, because otherwise every restart would wait for it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import sys
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import msgspec
-from msgspec.structs import replace
 
 from dlrover_run.background import Background
 from dlrover_run.coordination.records.parts import with_part
@@ -39,12 +31,12 @@ from dlrover_run.features.node_check.decision.model import (
     NodeCheckReport,
     NodeHealth,
 )
+from dlrover_run.features.node_check.node.check_processes import NODE_CHECK_FOLDER, CheckProcesses
 from dlrover_run.features.node_check.node.check_workers import (
     CheckReply,
     CheckRequest,
     CheckWorkers,
     CheckWorkersLost,
-    check_environments,
     describe_slow,
     device_speeds,
     find_slow,
@@ -55,7 +47,7 @@ from dlrover_run.features.node_check.node.check_workers import (
 from dlrover_run.features.node_check.rules import CHECK_ALWAYS, NodeCheckRules
 from dlrover_run.processes.ports import HeldPort
 from dlrover_run.processes.process import StuckProcess
-from dlrover_run.spec import Entrypoint, JobSpec, SpecError
+from dlrover_run.spec import JobSpec, SpecError
 from dlrover_run.workers.starter import Starter
 
 COMPUTE_SECONDS = 0.5
@@ -72,19 +64,11 @@ processes are ended, and their answers do not count."""
 GROUP_SHARE = 0.8
 """The part of a link's time after which its processes give up by themselves, so that they can test the next link."""
 
-NODE_CHECK_FOLDER = str(Path(__file__).resolve().parent.parent / "check")
-
-STORE_PORT = "DLROVER_RUN_CHECK_STORE_PORT"
-"""The variable with the port at which the check process of local rank 0 hosts a store from its start (`tasks.py`)."""
-
 NO_TORCH = "torch cannot be imported: No module named 'torch'"
 """The answer to every request in an interpreter that has no torch."""
 
 ENDS_NODE = (SpecError, OSError, StuckProcess)
 """What ends the node, as where workers start: this machine, or what the user has asked for, cannot do it."""
-
-PRELOAD = ("torch", "torch.distributed")
-"""What a separate template of the check processes imports before it forks."""
 
 
 class NodeCheckRunner:
@@ -108,15 +92,11 @@ class NodeCheckRunner:
         folder: str = NODE_CHECK_FOLDER,
     ) -> None:
         self._spec = spec
-        self._workers_starter = starter
-        self._undisturbed = undisturbed
         self._on_news = on_news
         self._find_problems = find_problems
         self._print_warning = warn
         self._warned = False
         self._problems: asyncio.Future[Sequence[str]] | None = None
-        self._folder = folder
-        self._python = spec.entrypoint.python or sys.executable
         self._rules = NodeCheckRules.get(spec.rules.parts)
         # With `static` ranks, no node receives anything from the others.
         self._wanted = self._rules.applies and not spec.nodes_apart
@@ -125,23 +105,18 @@ class NodeCheckRunner:
         self._computed: ComputeResult | None = None
         self._linked: LinkResults | None = None
         self._work: list[asyncio.Future[None]] = []
-        self._workers: CheckWorkers | None = None
-        self._ending: set[CheckWorkers] = set()
-        self._own_starter: Starter | None = None
-        self._closing: asyncio.Future[None] | None = None
         self._closed = False
         self._error: Exception | None = None
         self._has_failed = False
         self._background = Background(self._note_failure)
+        keep_template = self._rules.check == CHECK_ALWAYS
+        port = 0 if self._port is None else self._port.number
+        self._processes = CheckProcesses(spec, starter, undisturbed, port, keep_template, self._note_failure, folder)
 
     @property
     def pids(self) -> set[int]:
         """The pids of the check processes and of their template, while they run."""
-        found = set(self._own_starter.pids) if self._own_starter is not None else set()
-        for workers in (*self._ending, self._workers):
-            if workers is not None:
-                found |= workers.pids
-        return found
+        return self._processes.pids
 
     @property
     def devices(self) -> Sequence[DeviceSpeed]:
@@ -174,8 +149,8 @@ class NodeCheckRunner:
             self._key = task.key
             self._begin(partial(self._carry_out, task))
         elif task is None and node_health is not None:
-            if not self._work and (self._workers is not None or self._template_is_idle):
-                self._begin(self._release_devices)
+            if not self._work and self._processes.are_idle:
+                self._begin(self._processes.release)
         elif self._computed is None and not self._work:
             self._begin(self._compute_alone)
 
@@ -183,38 +158,17 @@ class NodeCheckRunner:
         """End the check processes, because the workers start now; a later task starts new ones. Raises StuckProcess if
         the kernel does not end one."""
         await _end_all(list(self._work))
-        await self._end_workers()
-        for workers in list(self._ending):
-            await self._end(workers)
-        self._close_idle_template()
+        await self._processes.suspend()
 
     async def close(self) -> None:
         """End everything permanently."""
         self._closed = True
         with contextlib.suppress(StuckProcess):
             await self.suspend()
-        if self._closing is not None:
-            await asyncio.wait([self._closing])
-        await self._close_starter()
+        await self._processes.close()
         await self._background.close()
         if self._port is not None:
             self._port.release()
-
-    @property
-    def _template_is_idle(self) -> bool:
-        """Whether the separate template runs and is not expected to be needed."""
-        return self._own_starter is not None and self._closing is None and self._rules.check != CHECK_ALWAYS
-
-    async def _release_devices(self) -> None:
-        # `suspend` reports a process that the kernel does not end.
-        with contextlib.suppress(StuckProcess):
-            await self._end_workers()
-        self._close_idle_template()
-
-    def _close_idle_template(self) -> None:
-        # Nothing waits for this: the template holds no device.
-        if self._template_is_idle:
-            self._closing = self._background.start(self._close_starter())
 
     def _begin(self, work: Callable[[], Awaitable[None]]) -> None:
         begun = self._background.start(self._replace(list(self._work), work))
@@ -254,7 +208,7 @@ class NodeCheckRunner:
             if self._computed is not None and self._computed.device == CPU:
                 # A driver that could not be initialized stays so in that process. A new process may find the device.
                 with contextlib.suppress(StuckProcess):
-                    await self._end_workers()
+                    await self._processes.end()
             self._computed = await self._compute(task.key, deadline)
             self._on_news()
         if task.links:
@@ -331,8 +285,8 @@ class NodeCheckRunner:
             raise
         if any(answer.problem == NO_TORCH for answer in answers):
             raise SpecError(
-                f"--network-check needs torch in {self._python}, which has none: install it there, or leave the flag "
-                "out."
+                f"--network-check needs torch in {self._processes.python}, which has none: install it there, or leave "
+                "the flag out."
             )
         return answers
 
@@ -344,64 +298,7 @@ class NodeCheckRunner:
         return looking.result() if looking.done() and looking.exception() is None else ()
 
     async def _workers_by(self, deadline: float) -> CheckWorkers:
-        seconds = max(0.0, deadline - self._after(0.0))
-        try:
-            async with asyncio.timeout(seconds):
-                return await self._ready_workers()
-        except TimeoutError:
-            raise CheckWorkersLost(
-                f"the processes of the node check could not be started in {seconds:.3g} s; where starting takes "
-                "longer, as from a slow disk, give it more with --rdzv-conf check_timeout=SECONDS",
-                local=True,
-            ) from None
-
-    async def _ready_workers(self) -> CheckWorkers:
-        if self._workers is not None:
-            if self._workers.idle:
-                return self._workers
-            # If the kernel does not end one, new processes meet the same device and report it.
-            with contextlib.suppress(StuckProcess):
-                await self._end_workers()
-        starter = await self._starter()
-        await starter.prestarted(os.environ)
-        argv = (self._python, "-u", self._folder)
-        assert self._port is not None, "a checked node holds one"
-        first, *others = check_environments(self._spec, os.environ)
-        # Its store listens long before the first link: a client that connects too early waits for up to a second.
-        self._workers = workers = CheckWorkers(argv, [{**first, STORE_PORT: str(self._port.number)}, *others])
-        with self._undisturbed():
-            await workers.start(lambda spec: starter.start(spec, self._folder))
-        return workers
-
-    async def _starter(self) -> Starter:
-        if self._spec.start_method == "forkserver" and self._spec.entrypoint.kind != "program":
-            await self._workers_starter.prestarted(os.environ)
-            # If the script does not import torch itself, each check process would have to.
-            if self._own_starter is None and all(self._workers_starter.has_imported(name) for name in PRELOAD):
-                return self._workers_starter
-        if self._closing is not None:
-            await asyncio.wait([self._closing])
-        if self._own_starter is None:
-            entrypoint = Entrypoint("script", self._folder, python=self._python)
-            own = replace(self._spec, entrypoint=entrypoint, start_method="forkserver", preload=PRELOAD)
-            # That it falls back to spawning is not printed: the user cannot do much about it.
-            self._own_starter = Starter(own, lambda sentence: None)
-        return self._own_starter
-
-    async def _close_starter(self) -> None:
-        if self._own_starter is not None:
-            await self._own_starter.close()
-        self._own_starter = self._closing = None
-
-    async def _end_workers(self) -> None:
-        workers, self._workers = self._workers, None
-        if workers is not None:
-            self._ending.add(workers)
-            await self._end(workers)
-
-    async def _end(self, workers: CheckWorkers) -> None:
-        await workers.end()
-        self._ending.discard(workers)
+        return await self._processes.ready(max(0.0, deadline - self._after(0.0)))
 
     def _after(self, seconds: float) -> float:
         return asyncio.get_running_loop().time() + seconds

@@ -40,7 +40,7 @@ from dlrover_run.features.node_check.decision.model import (
     NodeCheckAssignment,
     NodeHealth,
 )
-from dlrover_run.features.node_check.node import check_runner
+from dlrover_run.features.node_check.node import check_processes, check_runner
 from dlrover_run.features.node_check.node import machine as health
 from dlrover_run.features.node_check.node.check_runner import NodeCheckRunner
 from dlrover_run.features.node_check.node.check_workers import find_slow, link_requests
@@ -110,7 +110,7 @@ class Workspace:
 @pytest.fixture
 def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
     # Imports are not tested here, and importing torch takes long.
-    monkeypatch.setattr(check_runner, "PRELOAD", ())
+    monkeypatch.setattr(check_processes, "PRELOAD", ())
     monkeypatch.setattr(node_checks, "NodeCheckRunner", partial(NodeCheckRunner, folder=str(WORKERS / "fake_check")))
     return Workspace(tmp_path)
 
@@ -569,7 +569,7 @@ class TestReplacing:
             def fail(*args: object) -> None:
                 raise OSError(24, "Too many open files")
 
-            monkeypatch.setattr(check_runner, "CheckWorkers", fail)
+            monkeypatch.setattr(check_processes, "CheckWorkers", fail)
             with pytest.raises(OSError, match="Too many open files"):
                 await check_run.until(has_computed())
 
@@ -644,8 +644,8 @@ class TestRounds:
                 file.write("x")
             return real(spec, *rest)
 
-        real = check_runner.Starter
-        monkeypatch.setattr(check_runner, "Starter", noted)
+        real = check_processes.Starter
+        monkeypatch.setattr(check_processes, "Starter", noted)
         agent = workspace.agent(check=check).on(has_computed(), training(rank_assignment()))
         agent.on(
             SUCCEEDED,
@@ -676,7 +676,7 @@ class TestRounds:
     def test_check_processes_are_forked_from_the_template_of_the_workers_where_that_has_what_they_need(
         self, workspace: Workspace, monkeypatch: pytest.MonkeyPatch, needed: str, templates: str
     ) -> None:
-        monkeypatch.setattr(check_runner, "PRELOAD", (needed,))
+        monkeypatch.setattr(check_processes, "PRELOAD", (needed,))
 
         def noted(*args: Any) -> Template:
             with open("templates", "a") as file:
