@@ -136,12 +136,23 @@ class Run:
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
-        self._end(self.ends_by_itself and kind is None)
-        self.tail = "".join(f"{line}\n" for line in self.output.splitlines()[-TAIL_LINES:])
-        for key in self._selector.get_map().values():
-            os.close(key.fd)
-        self._selector.close()
-        shutil.rmtree(self.directory, ignore_errors=True)
+        try:
+            # The gate opens: a healthy job has its time to end.
+            os.close(self._gate)
+            if self.ends_by_itself and kind is None:
+                wait_for_end((process.pid for process in self.processes()), END_TIMEOUT)
+        finally:
+            # A signal that ends the benchmark waits until nothing is left.
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
+            try:
+                self._kill_all()
+            finally:
+                self.tail = "".join(f"{line}\n" for line in self.output.splitlines()[-TAIL_LINES:])
+                for key in self._selector.get_map().values():
+                    os.close(key.fd)
+                self._selector.close()
+                shutil.rmtree(self.directory, ignore_errors=True)
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def start(
         self, command: Sequence[str], environment: Mapping[str, str] | None = None, inherited: Sequence[int] = ()
@@ -295,11 +306,8 @@ class Run:
                 *lines, self._unread = (self._unread + text).split("\n")
                 self.reports.extend(map(Report.parse, lines))
 
-    def _end(self, gracefully: bool) -> None:
-        """Open the gate, give a healthy job its time to end, and kill by process id what is left."""
-        os.close(self._gate)
-        if gracefully:
-            wait_for_end((process.pid for process in self.processes()), END_TIMEOUT)
+    def _kill_all(self) -> None:
+        """Kill by process id what is left."""
         for _ in range(KILL_SWEEPS):
             left = [process.pid for process in self.processes()]
             _kill(left)

@@ -35,6 +35,7 @@ import round_store
 import stalls
 import tf_recovery
 from core import against, indices, processes, report, series, truth
+from core import run as run_module
 from core.cases import Benchmark, Case, Limits, Turn, result_of, take_turn
 from core.launchers import SPAWN, TORCHRUN, Job
 from core.meetings import crowd_sizes
@@ -931,6 +932,20 @@ def test_what_a_job_prints_is_waited_for() -> None:
         run.start(["true"])
         with pytest.raises(Lost):
             run.wait_output("first", 60.0)
+
+
+def test_a_benchmark_that_is_ended_while_a_job_ends_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    wait_for_end = run_module.wait_for_end
+
+    def ended(pids: Any, timeout: float) -> Any:
+        monkeypatch.setattr(run_module, "wait_for_end", wait_for_end)
+        raise SystemExit(143)
+
+    monkeypatch.setattr(run_module, "wait_for_end", ended)
+    with pytest.raises(SystemExit), Run() as run:
+        run.start(["sleep", "600"])
+    assert run.launchers[0].returncode == -9
+    assert not run.directory.exists()
 
 
 def note(what: Literal["resumed", "step"], port: int, step: int, rank: int = 0, *samples: int) -> indices.Line:
