@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 import msgspec
 from core.report import Table
 from core.series import Kept, Series, measured
-from node_truth import Truth
+from support.node_truth import Truth
 
 from dlrover_run.coordination.coordinator import Coordinator
 from dlrover_run.coordination.records.plan import PlanPhase

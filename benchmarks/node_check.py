@@ -21,7 +21,9 @@ from typing import NamedTuple
 # The simulated worlds are those of the tests, so the table shows what the tests require.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
-from check_world import (
+from core.report import Table
+from core.series import Kept, Series, measured
+from support.check_world import (
     DISTURBED,
     SLOW,
     Computing,
@@ -34,8 +36,6 @@ from check_world import (
     plant,
     whole,
 )
-from core.report import Table
-from core.series import Kept, Series, measured
 
 SIZES = (2, 3, 4, 5, 8, 16, 32, 64)
 WORLDS = 300

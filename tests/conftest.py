@@ -16,14 +16,14 @@ from hypothesis import HealthCheck, settings
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from allowed_skips import SkipGuard
-from check_nodes import checked, gate  # noqa: F401
-from cluster import Cluster, quiet_port
-from etcd_server import etcd, etcd_certificates, etcd_cluster  # noqa: F401
-from harness import OURS, TORCHRUN, Launcher, Mailbox
-from owned_directory import OwnedDirectory
-from rendezvous_backends import RendezvousBackend, place, shared_etcd, shared_etcd_cluster  # noqa: F401
 from shards import plugin as shards
+from support.allowed_skips import SkipGuard
+from support.check_nodes import checked, gate  # noqa: F401
+from support.cluster import Cluster, quiet_port
+from support.etcd_server import etcd, etcd_certificates, etcd_cluster  # noqa: F401
+from support.harness import OURS, TORCHRUN, Launcher, Mailbox
+from support.owned_directory import OwnedDirectory
+from support.rendezvous_backends import RendezvousBackend, place, shared_etcd, shared_etcd_cluster  # noqa: F401
 
 from dlrover_run.features.local_nodes.network import Network, why_not
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from harness import only_long
+from support.harness import only_long
 
 from dlrover_run.processes import tree
 

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from harness import WAIT
+from support.harness import WAIT
 
 PROGRAM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from etcd_server import PASSWORD, Etcd
-from harness import WAIT
+from support.etcd_server import PASSWORD, Etcd
+from support.harness import WAIT
 
 from dlrover_run.rendezvous import kinds
 from dlrover_run.store.etcd.store import EtcdStore, EtcdWatch

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from memory_store import MemoryStore, Shelf
 from simulation.backends import Backend
 from simulation.nodes import Node, NodeClient
+from support.memory_store import MemoryStore, Shelf
 from test_conformance import FACTS, FACTS_OF_SEVERAL, TWO, Fact, named, train
 
 from dlrover_run.cli import parse

@@ -15,11 +15,11 @@ from unittest.mock import patch
 
 import msgspec
 import pytest
-from node_truth import USUAL, Truth
-from policy_parts import check_part, order_of
 from simulation.backends import Backend, WrittenNode
 from simulation.network import TO_MASTER
-from virtual_job import rules
+from support.node_truth import USUAL, Truth
+from support.policy_parts import check_part, order_of
+from support.virtual_job import rules
 
 from dlrover_run.coordination import coordinator, driver
 from dlrover_run.coordination.records.assignment import Assignment

@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cluster import Cluster, leave, send_signal, succeed
 from etcd_conversation import RENEW_TIMEOUT, read
-from etcd_server import Etcd, serving
-from harness import WAIT
-from rendezvous_backends import EtcdBackend
+from support.cluster import Cluster, leave, send_signal, succeed
+from support.etcd_server import Etcd, serving
+from support.harness import WAIT
+from support.rendezvous_backends import EtcdBackend
 
 from dlrover_run.coordination.records.report import NodeReport
 from dlrover_run.coordination.records.rules import RESULT_RETENTION

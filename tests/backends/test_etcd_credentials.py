@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cluster import Cluster, send_signal, succeed
-from etcd_server import PASSWORD, Etcd, Tls, serving
-from harness import OURS, WORKERS, only_long, run
-from rendezvous_backends import EtcdBackend, RendezvousBackend
+from support.cluster import Cluster, send_signal, succeed
+from support.etcd_server import PASSWORD, Etcd, Tls, serving
+from support.harness import OURS, WORKERS, only_long, run
+from support.rendezvous_backends import EtcdBackend, RendezvousBackend
 
 PERMITTED = "/permitted"
 """The only prefix that the user `trainer` may read and write."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from cluster import quiet_port
 from etcd_conversation import (
     ALL,
     RENEW_TIMEOUT,
@@ -18,7 +17,8 @@ from etcd_conversation import (
     write_ahead,
     write_once,
 )
-from etcd_server import Etcd
+from support.cluster import quiet_port
+from support.etcd_server import Etcd
 
 from dlrover_run.rendezvous import kinds
 from dlrover_run.store.etcd.store import EtcdStore

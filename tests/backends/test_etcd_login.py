@@ -18,7 +18,7 @@ from etcd_conversation import (
     talk,
     write_once,
 )
-from etcd_server import PASSWORD, Etcd, serving
+from support.etcd_server import PASSWORD, Etcd, serving
 
 from dlrover_run.store.etcd.store import EtcdStore
 from dlrover_run.store.operations import (

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 from etcd_conversation import read, talk, write_ahead
-from etcd_server import Etcd
+from support.etcd_server import Etcd
 
 from dlrover_run.rendezvous import kinds
 from dlrover_run.store.etcd import connection

@@ -15,7 +15,7 @@ from etcd_conversation import (
     resumed,
     talk,
 )
-from etcd_server import Etcd, serving
+from support.etcd_server import Etcd, serving
 
 from dlrover_run.rendezvous import kinds
 from dlrover_run.store.etcd.store import EtcdStore

@@ -19,7 +19,7 @@ from etcd_conversation import (
     resumed,
     talk,
 )
-from harness import WAIT
+from support.harness import WAIT
 
 from dlrover_run.rendezvous import kinds
 from dlrover_run.store.etcd import codec

@@ -7,10 +7,10 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from master_node import status
-from node_truth import Truth
-from policy_parts import check_part
-from virtual_job import VirtualJob, rules
+from support.master_node import status
+from support.node_truth import Truth
+from support.policy_parts import check_part
+from support.virtual_job import VirtualJob, rules
 
 from dlrover_run.coordination.coordinator import Coordinator
 from dlrover_run.coordination.driver import Driver

@@ -13,7 +13,7 @@ from etcd_conversation import (
     read,
     talk,
 )
-from etcd_server import Etcd, Tls, serving
+from support.etcd_server import Etcd, Tls, serving
 
 from dlrover_run.rendezvous import kinds
 from dlrover_run.store.operations import StoreMisconfigured

@@ -18,8 +18,8 @@ from typing import Any
 import msgspec
 import psutil
 import pytest
-from harness import WAIT
-from master_node import FAST, Bed, Ended, Node, grpc, serving, status
+from support.harness import WAIT
+from support.master_node import FAST, Bed, Ended, Node, grpc, serving, status
 
 from dlrover_run.coordination.records.plan import Plan
 from dlrover_run.coordination.records.report import NodePhase

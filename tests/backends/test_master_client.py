@@ -12,8 +12,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from harness import WAIT
 from scripted_master import Script, ScriptedMaster, Stream
+from support.harness import WAIT
 
 from dlrover_run.coordination.records.assignment import Peer
 from dlrover_run.coordination.records.plan import PlanPhase

@@ -9,11 +9,11 @@ from collections.abc import Iterator
 
 import msgspec
 import pytest
-from harness import WAIT
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from master_node import FAST, Node, grpc, status
-from master_process import Master, master
+from support.harness import WAIT
+from support.master_node import FAST, Node, grpc, status
+from support.master_process import Master, master
 from test_master_job import Line
 
 from dlrover_run.coordination.coordinator import Coordinator

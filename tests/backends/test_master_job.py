@@ -9,9 +9,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from harness import calls_of
-from master_node import FAST, status
-from policy_parts import fold
+from support.harness import calls_of
+from support.master_node import FAST, status
+from support.policy_parts import fold
 
 from dlrover_run.coordination.coordinator import RETURN_GRACE, Coordinator
 from dlrover_run.coordination.driver import STORE_RETRY

@@ -13,8 +13,8 @@ from pathlib import Path
 import msgspec
 import pytest
 from browser import PROGRAM, Browser
-from harness import WAIT
-from master_node import Bed, serving
+from support.harness import WAIT
+from support.master_node import Bed, serving
 from test_master_web import TOKEN, ask, body, with_web
 
 from dlrover_run.coordination.records.activity import MemoryUse, NodeActivity, PhaseTimes

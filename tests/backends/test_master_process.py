@@ -15,16 +15,16 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-import master_process
 import msgspec
 import psutil
 import pytest
-from cluster import NEVER, Cluster, succeed
-from harness import WAIT, environment, only_long
-from master_node import FAST, Ended, Node, grpc, status
-from master_process import COMMAND, master, read_line
-from places import place_of
-from virtual_loop import run_virtually
+from support import master_process
+from support.cluster import NEVER, Cluster, succeed
+from support.harness import WAIT, environment, only_long
+from support.master_node import FAST, Ended, Node, grpc, status
+from support.master_process import COMMAND, master, read_line
+from support.places import place_of
+from support.virtual_loop import run_virtually
 
 from dlrover_run.cli import parse
 from dlrover_run.coordination.records.plan import Plan, PlanPhase

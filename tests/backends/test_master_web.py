@@ -15,11 +15,11 @@ from pathlib import Path
 import msgspec
 import pytest
 import yaml
-from harness import WAIT
-from master_node import Bed, serving
 from prometheus_client.parser import text_string_to_metric_families
-from virtual_job import VirtualJob
-from virtual_job import rules as virtual_rules
+from support.harness import WAIT
+from support.master_node import Bed, serving
+from support.virtual_job import VirtualJob
+from support.virtual_job import rules as virtual_rules
 
 from dlrover_run.coordination.records.activity import MemoryUse, NodeActivity, TaskActivity
 from dlrover_run.coordination.records.plan import Plan, PlanPhase

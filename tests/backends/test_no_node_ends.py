@@ -10,8 +10,8 @@ from pathlib import Path
 from unittest.mock import patch
 
 import pytest
-from master_node import FAST
-from virtual_loop import run_virtually
+from support.master_node import FAST
+from support.virtual_loop import run_virtually
 
 from dlrover_run.coordination import decide, decision
 from dlrover_run.coordination.decision import Decision, Unsettled

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from etcd_server import Etcd
-from etcd_server import serving as serving_etcd
-from harness import WAIT, only_long
-from master_node import FAST, Bed, serving, status
 from msgspec.structs import replace
+from support.etcd_server import Etcd
+from support.etcd_server import serving as serving_etcd
+from support.harness import WAIT, only_long
+from support.master_node import FAST, Bed, serving, status
 
 from dlrover_run.coordination.records.plan import PlanPhase
 from dlrover_run.coordination.records.report import NodePhase

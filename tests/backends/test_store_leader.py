@@ -8,10 +8,10 @@ from contextlib import asynccontextmanager
 
 import msgspec
 import pytest
-from memory_store import MemoryStore, Shelf
-from scripted_agent import rank_assignment
-from virtual_job import rules
-from virtual_loop import run_virtually
+from support.memory_store import MemoryStore, Shelf
+from support.scripted_agent import rank_assignment
+from support.virtual_job import rules
+from support.virtual_loop import run_virtually
 
 from dlrover_run.coordination.records.plan import Plan
 from dlrover_run.coordination.records.report import NodePhase, NodeReport

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import psutil
 import pytest
-from cluster import Cluster, leave, succeed
-from harness import WAIT, only_long
-from master_node import Node as Rogue
-from master_node import grpc, status
+from support.cluster import Cluster, leave, succeed
+from support.harness import WAIT, only_long
+from support.master_node import Node as Rogue
+from support.master_node import grpc, status
 
 from dlrover_run.coordination.records.report import NodePhase
 from dlrover_run.coordination.records.round import Failure

@@ -16,8 +16,8 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from harness import WAIT, WORKERS
 from machines import Machine, Machines
+from support.harness import WAIT, WORKERS
 
 PROGRAMS = (
     "munged", "slurmctld", "slurmd", "slurmdbd", "sbatch", "srun", "scontrol", "sacct", "mariadbd",

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from harness import WAIT, WORKERS, environment, only_long, still_alive, watched
 from machines import machines
+from support.harness import WAIT, WORKERS, environment, only_long, still_alive, watched
 
 from dlrover_run.features.local_nodes.network import why_not
 

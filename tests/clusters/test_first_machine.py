@@ -17,8 +17,8 @@ from pathlib import Path
 import psutil
 import pytest
 from clusters.machines import Machine, Machines, machines
-from etcd_server import openssl
-from harness import WAIT
+from support.etcd_server import openssl
+from support.harness import WAIT
 
 NAMES = ("n0", "n1", "n2")
 

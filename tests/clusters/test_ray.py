@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from harness import WAIT, WORKERS
 from machines import Machines, machines
+from support.harness import WAIT, WORKERS
 
 from dlrover_run.features.local_nodes.network import why_not
 

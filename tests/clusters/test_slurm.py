@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from doc_pages import DOCS, ROOT, blocks
-from harness import WAIT, WORKERS
 from machines import machines
 from slurm import CONTROLLER, Slurm, missing
+from support.doc_pages import DOCS, ROOT, blocks
+from support.harness import WAIT, WORKERS
 
 from dlrover_run.features.local_nodes.network import why_not
 

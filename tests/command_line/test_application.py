@@ -18,8 +18,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from command_lines import LIMIT, run_python
-from harness import only_long
+from support.command_lines import LIMIT, run_python
+from support.harness import only_long
 
 from dlrover_run.command_line import help, rdzv_keys, suggestions
 from dlrover_run.command_line.flag import SIZE

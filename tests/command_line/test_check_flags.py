@@ -6,9 +6,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from command_lines import AT_NODE0, isolate, job, parsed, watched
 from msgspec.structs import fields
-from policy_parts import check_rules
+from support.command_lines import AT_NODE0, isolate, job, parsed, watched
+from support.policy_parts import check_rules
 
 from dlrover_run.api import LaunchConfig
 from dlrover_run.command_line.flags import TABLE, UNSUPPORTED_DLROVER_FLAGS

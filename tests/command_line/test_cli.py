@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from command_lines import isolate, run_python
-from places import place_of
+from support.command_lines import isolate, run_python
+from support.places import place_of
 
 from dlrover_run import exit_codes
 from dlrover_run.cli import parse

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from cluster_environments import (
+from support.cluster_environments import (
     ALL,
     INDEXED_JOB,
     LSF,
@@ -19,9 +19,9 @@ from cluster_environments import (
     VOLCANO,
     Recorded,
 )
-from command_lines import isolate
-from places import place_of
+from support.command_lines import isolate
 from support.golden import assert_screens
+from support.places import place_of
 
 from dlrover_run.cli import parse
 from dlrover_run.spec import JobSpec, SpecError

@@ -11,10 +11,10 @@ import re
 from pathlib import Path
 
 import pytest
-from cluster_environments import ALL, Recorded
-from command_lines import isolate
-from harness import only_long
-from places import place_of
+from support.cluster_environments import ALL, Recorded
+from support.command_lines import isolate
+from support.harness import only_long
+from support.places import place_of
 
 from dlrover_run.cli import parse
 from dlrover_run.environment import MARKERS

@@ -11,7 +11,7 @@ import shlex
 from pathlib import Path
 
 import pytest
-from command_lines import fake_etcd3, isolate, write_pems
+from support.command_lines import fake_etcd3, isolate, write_pems
 from support.golden import assert_answers
 
 from dlrover_run import cli, exit_codes

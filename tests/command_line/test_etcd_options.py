@@ -8,8 +8,8 @@ import types
 from pathlib import Path
 
 import pytest
-from command_lines import fake_etcd3, isolate, job, launched, run_python, watched, write_pems
-from places import place_of
+from support.command_lines import fake_etcd3, isolate, job, launched, run_python, watched, write_pems
+from support.places import place_of
 
 import dlrover_run
 from dlrover_run.cli import parse

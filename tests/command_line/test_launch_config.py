@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from command_lines import launched
+from support.command_lines import launched
 
 from dlrover_run.api import LaunchConfig
 from dlrover_run.command_line.flags import TABLE

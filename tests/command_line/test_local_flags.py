@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from command_lines import fake_etcd3, isolate, job, parsed, watched
 from msgspec.structs import replace
-from places import place_of
-from policy_parts import check_rules, fold
+from support.command_lines import fake_etcd3, isolate, job, parsed, watched
+from support.places import place_of
+from support.policy_parts import check_rules, fold
 
 from dlrover_run import exit_codes
 from dlrover_run.command_line.entry_point import run

@@ -11,10 +11,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from command_lines import count, fake_etcd3, isolate, watched
 from msgspec.structs import replace
-from places import place_of
-from published_commands import (
+from support.command_lines import count, fake_etcd3, isolate, watched
+from support.places import place_of
+from support.published_commands import (
     CHAOS_ARTICLE,
     CHAOS_BY_HAND,
     CHAOS_TUTORIAL,

@@ -10,8 +10,19 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from command_lines import AT_NODE0, error, fake_etcd3, isolate, job, launched, parsed, run_python, watched, write_pems
-from places import place_of
+from support.command_lines import (
+    AT_NODE0,
+    error,
+    fake_etcd3,
+    isolate,
+    job,
+    launched,
+    parsed,
+    run_python,
+    watched,
+    write_pems,
+)
+from support.places import place_of
 
 from dlrover_run.api import LaunchConfig, elastic_launch
 from dlrover_run.cli import parse

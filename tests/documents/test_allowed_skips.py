@@ -12,7 +12,7 @@ import pytest
 PLUGIN = """
 import sys
 sys.path.insert(0, {tests!r})
-from allowed_skips import SkipGuard
+from support.allowed_skips import SkipGuard
 def pytest_configure(config):
     config.pluginmanager.register(SkipGuard())
 """

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-from check_world import Computing, NodeTruth, World, whole
-from harness import calls_of
+from support.check_world import Computing, NodeTruth, World, whole
+from support.harness import calls_of
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 

@@ -6,10 +6,10 @@ import re
 from pathlib import Path
 
 import pytest
-from cluster_environments import INDEXED_JOB, OPEN_MPI, SLURM, TRAINJOB, Recorded
-from command_lines import isolate
-from doc_pages import _FENCE, DOCS, run_block
-from places import place_of
+from support.cluster_environments import INDEXED_JOB, OPEN_MPI, SLURM, TRAINJOB, Recorded
+from support.command_lines import isolate
+from support.doc_pages import _FENCE, DOCS, run_block
+from support.places import place_of
 
 from dlrover_run.cli import parse
 from dlrover_run.spec import JobSpec

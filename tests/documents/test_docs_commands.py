@@ -20,8 +20,8 @@ from pathlib import Path
 
 import pytest
 import typer
-from cluster_environments import OPEN_MPI, SLURM
-from doc_pages import (
+from support.cluster_environments import OPEN_MPI, SLURM
+from support.doc_pages import (
     DOCS,
     EXAMPLES,
     PAGES,
@@ -35,9 +35,9 @@ from doc_pages import (
     prose,
     run_block,
 )
-from harness import OURS, WAIT, finish, start
-from places import place_of
-from torchrun_tables import VERSIONS, torchrun
+from support.harness import OURS, WAIT, finish, start
+from support.places import place_of
+from support.torchrun_tables import VERSIONS, torchrun
 
 from dlrover_run.cli import parse
 from dlrover_run.command_line.parse import CommandLine, parse_argv

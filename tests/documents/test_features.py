@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import Launcher, Mailbox, finish, launch
+from support.harness import Launcher, Mailbox, finish, launch
 
 from dlrover_run.coordination.records.rules import RulesPart
 from dlrover_run.features import FEATURES, Feature

@@ -9,7 +9,7 @@ from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
-from harness import WAIT
+from support.harness import WAIT
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "tests" / "FOUND.md").read_text()

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from doc_pages import PAGES, blocks
-from places import place_of
+from support.doc_pages import PAGES, blocks
+from support.places import place_of
 
 from dlrover_run.cli import parse
 from dlrover_run.environment.records import Context

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from harness import WAIT
+from support.harness import WAIT
 
 ROOT = Path(__file__).parents[2]
 

@@ -6,12 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from owned_directory import OwnedDirectory
+from support.owned_directory import OwnedDirectory
 
 HOLDS = """
 import sys
 sys.path.insert(0, sys.argv[1])
-from owned_directory import OwnedDirectory
+from support.owned_directory import OwnedDirectory
 print(OwnedDirectory("kept-", sys.argv[2]).path, flush=True)
 sys.stdin.read()
 """

@@ -12,7 +12,7 @@ from typing import get_args
 
 import msgspec
 import pytest
-from doc_pages import DOCS, ROOT
+from support.doc_pages import DOCS, ROOT
 
 from dlrover_run.cli import parse
 from dlrover_run.command_line import rdzv_keys

@@ -9,7 +9,7 @@ from statistics import median
 from typing import Any
 
 import pytest
-from doc_pages import DOCS, EXAMPLES, PAGES, README, ROOT, anchors, links
+from support.doc_pages import DOCS, EXAMPLES, PAGES, README, ROOT, anchors, links
 
 from dlrover_run.command_line.flags import TABLE
 

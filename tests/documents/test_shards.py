@@ -12,10 +12,10 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from harness import WAIT
 from shards.division import DEFAULT, MAX_CHUNK, LongTest, divide, estimate, known_seconds
 from shards.results import Outcome, ShardRun, add_up, read_runs, seconds_table, table
 from simulation import nights
+from support.harness import WAIT
 
 TESTS = Path(__file__).resolve().parents[1]
 

@@ -16,7 +16,7 @@ if not all(map(importlib.util.find_spec, ("torch", "sklearn", "PIL"))):
     # They train with torch, on the digits of scikit-learn.
     collect_ignore_glob = ["test_*.py"]
 else:
-    from rendezvous_backends import EtcdBackend
+    from support.rendezvous_backends import EtcdBackend
 
     from experiments.experiment import Digits, Experiment
 

@@ -24,9 +24,9 @@ from typing import Any, TypeVar
 import psutil
 import pytest
 import torch
-from cluster import is_master, watched_processes
-from harness import OURS, WAIT, environment, kill_leftovers, only_long, start, still_alive
-from rendezvous_backends import RendezvousBackend
+from support.cluster import is_master, watched_processes
+from support.harness import OURS, WAIT, environment, kill_leftovers, only_long, start, still_alive
+from support.rendezvous_backends import RendezvousBackend
 
 from dlrover_run.processes import tree
 from experiments.history import Done, Held, Record, Round, Step, find_faults, read, rounds_of

@@ -6,7 +6,7 @@ import re
 import signal
 
 import pytest
-from check_nodes import FAULT_LINE, STRAGGLER_LINE, Gate, Visit
+from support.check_nodes import FAULT_LINE, STRAGGLER_LINE, Gate, Visit
 
 from dlrover_run.features.local_nodes.network import why_not
 from experiments.experiment import ALSO_ON_ETCD, BATCH_SIZE, NEVER, Experiment

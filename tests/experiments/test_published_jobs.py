@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cluster import CapturedProcess
-from harness import environment
-from master_process import master
-from published_commands import CHAOS_ARTICLE, CHAOS_TUTORIAL, torch_pod, typed
+from support.cluster import CapturedProcess
+from support.harness import environment
+from support.master_process import master
+from support.published_commands import CHAOS_ARTICLE, CHAOS_TUTORIAL, torch_pod, typed
 
 from experiments.experiment import CHAOS, Digits
 

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Sequence
 from typing import Literal
 
-from harness import WAIT
+from support.harness import WAIT
 
 
 class Link:

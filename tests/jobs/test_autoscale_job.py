@@ -14,8 +14,8 @@ from typing import Any
 
 import psutil
 import pytest
-from cluster import is_master
-from harness import OURS, WAIT, environment, finish, start
+from support.cluster import is_master
+from support.harness import OURS, WAIT, environment, finish, start
 
 SCRIPT = """
 import os, pathlib, sys, time

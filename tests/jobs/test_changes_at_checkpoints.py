@@ -8,9 +8,9 @@ import time
 from collections import Counter
 
 import pytest
-from cluster import SOON, Cluster, World, succeed
-from harness import WAIT, WORKERS
-from rendezvous_backends import EVERYWHERE
+from support.cluster import SOON, Cluster, World, succeed
+from support.harness import WAIT, WORKERS
+from support.rendezvous_backends import EVERYWHERE
 
 pytestmark = [EVERYWHERE, pytest.mark.long]
 

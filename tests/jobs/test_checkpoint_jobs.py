@@ -6,7 +6,7 @@ import os
 import signal
 
 import pytest
-from harness import WORKERS, Mailbox, finish, launch
+from support.harness import WORKERS, Mailbox, finish, launch
 
 pytestmark = [pytest.mark.torchrun, pytest.mark.long]
 

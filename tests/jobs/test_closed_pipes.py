@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 
-from harness import OURS, WAIT, Mailbox, finish, launch
+from support.harness import OURS, WAIT, Mailbox, finish, launch
 
 BODY = 'print("first", flush=True)\npost()\nwait_for_signals()\n'
 

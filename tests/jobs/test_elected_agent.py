@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 import pytest
-from cluster import NEVER, SOON, Cluster, Node, World, leave, places, send_signal, succeed
-from etcd_server import Etcd
-from harness import WAIT, WORKERS, only_long, still_alive, watched
 from links import Links
-from rendezvous_backends import EtcdBackend
+from support.cluster import NEVER, SOON, Cluster, Node, World, leave, places, send_signal, succeed
+from support.etcd_server import Etcd
+from support.harness import WAIT, WORKERS, only_long, still_alive, watched
+from support.rendezvous_backends import EtcdBackend
 
 
 @pytest.fixture

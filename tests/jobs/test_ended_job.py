@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from harness import OURS, WAIT, Finished, Mailbox, agent_of, finish, launch, run, start
+from support.harness import OURS, WAIT, Finished, Mailbox, agent_of, finish, launch, run, start
 
 FAILS = "import time\ntime.sleep(0.1)\nraise SystemExit(3)\n"
 

@@ -9,10 +9,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from cluster import SOON, CapturedProcess, Cluster, Node, World, places, quiet_port, send_signal, succeed
-from etcd_server import Etcd, program
-from harness import WAIT, WORKERS, still_alive, watched
-from rendezvous_backends import EtcdBackend
+from support.cluster import SOON, CapturedProcess, Cluster, Node, World, places, quiet_port, send_signal, succeed
+from support.etcd_server import Etcd, program
+from support.harness import WAIT, WORKERS, still_alive, watched
+from support.rendezvous_backends import EtcdBackend
 
 COUNT = WORKERS / "count.py"
 

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from harness import OURS, Finished, Launcher, Mailbox, finish, launch, run
+from support.harness import OURS, Finished, Launcher, Mailbox, finish, launch, run
 
 FAILS_ONCE = """
 import os

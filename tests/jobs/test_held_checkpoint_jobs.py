@@ -15,8 +15,8 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
-from cluster import Cluster
-from harness import (
+from support.cluster import Cluster
+from support.harness import (
     OURS,
     WAIT,
     WORKERS,
@@ -30,7 +30,7 @@ from harness import (
     still_alive,
     watched,
 )
-from rendezvous_backends import EVERYWHERE
+from support.rendezvous_backends import EVERYWHERE
 
 from dlrover_run.features.checkpoints.write_behind import TEMPORARY
 from dlrover_run.training.saved_steps import complete_steps, saved_files

@@ -11,8 +11,8 @@ from typing import Any
 
 import psutil
 import pytest
-from cluster import SOON, Cluster
-from harness import OURS, WAIT, Mailbox, agent_of, finish, kill_leftovers, launch, run, still_alive, watched
+from support.cluster import SOON, Cluster
+from support.harness import OURS, WAIT, Mailbox, agent_of, finish, kill_leftovers, launch, run, still_alive, watched
 
 HOOK = """
 import json, os, sys

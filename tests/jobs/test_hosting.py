@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import psutil
 import pytest
-from harness import (
+from support.harness import (
     OURS,
     WAIT,
     WORKERS,

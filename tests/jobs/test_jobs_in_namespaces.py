@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from harness import OURS, Launcher, Mailbox, finish, launch, run
+from support.harness import OURS, Launcher, Mailbox, finish, launch, run
 
 from dlrover_run import exit_codes
 from dlrover_run.processes import unix_sockets

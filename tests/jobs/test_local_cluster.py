@@ -10,10 +10,10 @@ from pathlib import Path
 
 import psutil
 import pytest
-from cluster import SOON, Cluster, Node, World, is_master, places, send_signal, succeed
-from etcd_server import Etcd
-from harness import OURS, WORKERS, Mailbox, only_long, run
-from rendezvous_backends import EtcdBackend, MasterBackend
+from support.cluster import SOON, Cluster, Node, World, is_master, places, send_signal, succeed
+from support.etcd_server import Etcd
+from support.harness import OURS, WORKERS, Mailbox, only_long, run
+from support.rendezvous_backends import EtcdBackend, MasterBackend
 
 from dlrover_run import ChildFailedError, main
 

@@ -7,8 +7,8 @@ import signal
 import subprocess
 from pathlib import Path
 
-from etcd_server import Etcd
-from harness import OURS, Mailbox, finish, launch, run, start
+from support.etcd_server import Etcd
+from support.harness import OURS, Mailbox, finish, launch, run, start
 
 BODY = """
 import os

@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from harness import OURS, Finished, Mailbox, finish, launch, only_long, run
+from support.harness import OURS, Finished, Mailbox, finish, launch, only_long, run
 
 from dlrover_run import exit_codes
 from dlrover_run.features.operate.commands.asker import REFUSED

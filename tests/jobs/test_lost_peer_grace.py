@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 
-from harness import Launcher, Mailbox, finish, launch
+from support.harness import Launcher, Mailbox, finish, launch
 
 LAUNCHER = """\
 import sys

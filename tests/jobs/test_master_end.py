@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from cluster import quiet_port
-from harness import WAIT, environment
+from support.cluster import quiet_port
+from support.harness import WAIT, environment
 
 from dlrover_run.coordination.records.assignment import Assignment
 from dlrover_run.coordination.records.plan import PlanPhase

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import psutil
 import pytest
-from cluster import SOON, CapturedProcess, Cluster, Node, places, quiet_port, send_signal, succeed
-from harness import OURS, Finished, only_long, run, still_alive, watched
 from links import Link
-from rendezvous_backends import MasterBackend
+from support.cluster import SOON, CapturedProcess, Cluster, Node, places, quiet_port, send_signal, succeed
+from support.harness import OURS, Finished, only_long, run, still_alive, watched
+from support.rendezvous_backends import MasterBackend
 
 ALERT = MasterBackend.alert
 """Settings with short heartbeat timeouts."""

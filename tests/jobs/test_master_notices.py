@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from harness import Mailbox, finish, launch
-from master_process import COMMAND, master
+from support.harness import Mailbox, finish, launch
+from support.master_process import COMMAND, master
 
 BODY = """
 import os

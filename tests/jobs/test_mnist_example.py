@@ -23,7 +23,7 @@ if not importlib.util.find_spec("sklearn"):
     pytest.skip("scikit-learn, which brings the digits, is not installed", allow_module_level=True)
 
 import torch
-from harness import OURS, Launcher, environment
+from support.harness import OURS, Launcher, environment
 
 from dlrover_run.training import CheckpointDirectory, ElasticDistributedSampler
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from check_nodes import (
+from support.check_nodes import (
     FAULT_LINE,
     STRAGGLER_LINE,
     Act,
@@ -23,9 +23,9 @@ from check_nodes import (
     hold,
     kill_once,
 )
-from cluster import SOON, Cluster, Node, places, succeed, watched_processes
-from harness import WAIT, only_long, still_alive
-from rendezvous_backends import EVERYWHERE
+from support.cluster import SOON, Cluster, Node, places, succeed, watched_processes
+from support.harness import WAIT, only_long, still_alive
+from support.rendezvous_backends import EVERYWHERE
 
 from dlrover_run import exit_codes
 

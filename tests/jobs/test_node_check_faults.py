@@ -6,15 +6,15 @@ import re
 from pathlib import Path
 
 import pytest
-from check_nodes import (
+from support.check_nodes import (
     FAULT_LINE,
     CheckedCluster,
     Visit,
     at,
     letters,
 )
-from cluster import Cluster, Node, places, succeed
-from rendezvous_backends import EVERYWHERE
+from support.cluster import Cluster, Node, places, succeed
+from support.rendezvous_backends import EVERYWHERE
 
 from dlrover_run import exit_codes
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from check_nodes import FAULT_LINE
-from cluster import CapturedProcess, Cluster, Node
+from support.check_nodes import FAULT_LINE
+from support.cluster import CapturedProcess, Cluster, Node
 
 from dlrover_run import exit_codes
 from dlrover_run.features.local_nodes.network import Namespace, Network

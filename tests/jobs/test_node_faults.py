@@ -7,10 +7,10 @@ import signal
 from collections.abc import Iterator, Mapping
 
 import pytest
-from cluster import NEVER, Cluster, Node, World, leave, places, succeed
-from harness import WAIT, WORKERS, only_long, still_alive, watched
 from links import Links
-from rendezvous_backends import EVERYWHERE
+from support.cluster import NEVER, Cluster, Node, World, leave, places, succeed
+from support.harness import WAIT, WORKERS, only_long, still_alive, watched
+from support.rendezvous_backends import EVERYWHERE
 
 pytestmark = EVERYWHERE
 

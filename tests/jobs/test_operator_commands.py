@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from harness import OURS, WAIT, Finished, finish, run, start
+from support.harness import OURS, WAIT, Finished, finish, run, start
 
 from dlrover_run import exit_codes
 from dlrover_run.command_line import help

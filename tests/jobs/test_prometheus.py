@@ -20,8 +20,8 @@ from typing import Any
 
 import psutil
 import pytest
-from cluster import quiet_port
-from harness import OURS, WAIT, finish, run, start
+from support.cluster import quiet_port
+from support.harness import OURS, WAIT, finish, run, start
 
 ROOT = Path(__file__).resolve().parents[2]
 MONITORING = ROOT / "examples" / "monitoring"

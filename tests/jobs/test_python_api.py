@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import WAIT, Mailbox, environment, kill_leftovers, only_long, still_alive, watched
+from support.harness import WAIT, Mailbox, environment, kill_leftovers, only_long, still_alive, watched
 
 import dlrover_run
 

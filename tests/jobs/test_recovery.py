@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from harness import OURS, WAIT, WORKERS, Mailbox, finish, launch, start
+from support.harness import OURS, WAIT, WORKERS, Mailbox, finish, launch, start
 
 from dlrover_run.events.ledger import build_ledger
 from dlrover_run.events.reader import read_logs

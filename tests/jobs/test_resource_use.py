@@ -8,7 +8,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from harness import OURS, Finished, Mailbox, finish, launch, run
+from support.harness import OURS, Finished, Mailbox, finish, launch, run
 
 HOLDS = """
 import os

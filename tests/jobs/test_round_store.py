@@ -13,10 +13,10 @@ from pathlib import Path
 
 import psutil
 import pytest
-from cluster import Cluster, Node, succeed
-from harness import OURS, WAIT, WORKERS, Mailbox, agent_of, finish, launch, only_long, run, still_alive, watched
-from rendezvous_backends import EVERYWHERE, MasterBackend
-from virtual_loop import run_virtually
+from support.cluster import Cluster, Node, succeed
+from support.harness import OURS, WAIT, WORKERS, Mailbox, agent_of, finish, launch, only_long, run, still_alive, watched
+from support.rendezvous_backends import EVERYWHERE, MasterBackend
+from support.virtual_loop import run_virtually
 
 from dlrover_run.coordination.records.round import RankAssignment, RoundKey
 from dlrover_run.processes.ports import HeldPort

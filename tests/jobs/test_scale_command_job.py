@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster import SOON, Cluster
-from harness import WAIT
-from rendezvous_backends import EVERYWHERE
+from support.cluster import SOON, Cluster
+from support.harness import WAIT
+from support.rendezvous_backends import EVERYWHERE
 from test_autoscale_job import SCRIPT, SEARCH_TIMEOUT
 
 pytestmark = [EVERYWHERE, pytest.mark.long]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 
 import pytest
-from harness import Mailbox, finish, launch
+from support.harness import Mailbox, finish, launch
 
 from dlrover_run.events.reader import merged, read_logs
 from dlrover_run.events.records import WorkerFailed, WorkerStalled

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
-from harness import Mailbox, finish, launch
+from support.harness import Mailbox, finish, launch
 
 from dlrover_run.events.reader import NoEventLog, merged, read_logs
 from dlrover_run.events.records import StragglerFound

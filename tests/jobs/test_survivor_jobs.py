@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 import pytest
-from harness import (
+from support.harness import (
     WAIT,
     WORKERS,
     Finished,

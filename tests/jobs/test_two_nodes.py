@@ -7,9 +7,9 @@ import re
 import signal
 
 import pytest
-from cluster import MEMBER, NEVER, SOON, Cluster, places, send_signal, succeed
-from harness import WORKERS
-from rendezvous_backends import EVERYWHERE
+from support.cluster import MEMBER, NEVER, SOON, Cluster, places, send_signal, succeed
+from support.harness import WORKERS
+from support.rendezvous_backends import EVERYWHERE
 
 pytestmark = EVERYWHERE
 

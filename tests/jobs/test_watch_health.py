@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness import Mailbox, finish, launch
+from support.harness import Mailbox, finish, launch
 
 SITE = """
 import socket

@@ -6,7 +6,7 @@ import json
 import os
 from pathlib import Path
 
-from harness import OURS, Mailbox, finish, launch, run
+from support.harness import OURS, Mailbox, finish, launch, run
 
 from dlrover_run import exit_codes
 from dlrover_run.features.operate.commands.asker import NO_JOB

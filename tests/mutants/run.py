@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from hypothesis import Phase, settings
-from owned_directory import OwnedDirectory
+from support.owned_directory import OwnedDirectory
 
 from mutants.coverage_of_tests import Coverage, measure
 from mutants.operators import Mutant, mutants_of

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from harness import WAIT
+from support.harness import WAIT
 
 from mutants.coverage_of_tests import Coverage
 from mutants.operators import mutants_of, mutated

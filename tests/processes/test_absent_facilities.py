@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from harness import OURS, WAIT, Launcher, environment, finish, only_long, run, start
+from support.harness import OURS, WAIT, Launcher, environment, finish, only_long, run, start
 
 PLANT = """\
 import builtins, io, os, re

@@ -14,8 +14,8 @@ import sys
 
 import msgspec
 import pytest
-from harness import WAIT
-from virtual_job import VirtualJob, rules
+from support.harness import WAIT
+from support.virtual_job import VirtualJob, rules
 
 from dlrover_run.coordination.records.requests import Action, OperatorRequest
 from dlrover_run.features.operate import agent_socket

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import only_long
+from support.harness import only_long
 
 from dlrover_run.features.node_check.check.accelerators import select_accelerator
 from dlrover_run.features.node_check.node.check_workers import check_environments

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from harness import WAIT, WORKERS
+from support.harness import WAIT, WORKERS
 
 from dlrover_run.features.node_check.node.check_workers import CheckWorkers, CheckWorkersLost
 from dlrover_run.processes.process import ProcessSpec, spawn

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from harness import (
+from support.harness import (
     OURS,
     WAIT,
     WORKERS,
@@ -29,7 +29,7 @@ from harness import (
     still_alive,
     watched,
 )
-from screens import Screen
+from support.screens import Screen
 
 ROUNDS = 2000
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from harness import Launcher, Mailbox, finish, launch, run
+from support.harness import Launcher, Mailbox, finish, launch, run
 
 DIES_ONCE = """
 import os

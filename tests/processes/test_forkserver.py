@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import OURS, only_long, run
+from support.harness import OURS, only_long, run
 
 from dlrover_run.workers.template_client import BOOT, TEMPLATE_FOLDER
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from harness import Launcher, run
+from support.harness import Launcher, run
 
 from dlrover_run.output import sinks
 from dlrover_run.output.sinks import KEPT_BYTES, Sink

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import WAIT, WORKERS, kill_leftovers, still_alive, watched
+from support.harness import WAIT, WORKERS, kill_leftovers, still_alive, watched
 
 from dlrover_run.coordination.records.activity import MemoryUse
 from dlrover_run.features.checkpoints import write_behind

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import WAIT
+from support.harness import WAIT
 from test_held_checkpoints import MIB, filled, in_thread, node, play
 
 from dlrover_run import linux

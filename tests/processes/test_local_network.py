@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from harness import WAIT
+from support.harness import WAIT
 
 from dlrover_run.features.local_nodes import network as networks
 from dlrover_run.features.local_nodes.network import (

@@ -8,7 +8,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from harness import (
+from support.harness import (
     OURS,
     WAIT,
     WORKERS,

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from harness import OURS, environment, run
+from support.harness import OURS, environment, run
 
 ROOT = Path(__file__).resolve().parents[2]
 

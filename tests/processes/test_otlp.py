@@ -11,9 +11,9 @@ from typing import Any
 
 import msgspec
 import pytest
-from harness import OURS, Finished, run
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from support.harness import OURS, Finished, run
 
 from dlrover_run import exit_codes
 from dlrover_run.events import records

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 
 import psutil
 import pytest
-from harness import WAIT, WORKERS, Launcher, Mailbox, finish, launch
+from support.harness import WAIT, WORKERS, Launcher, Mailbox, finish, launch
 
 pytestmark = [
     pytest.mark.long,

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from harness import (
+from support.harness import (
     WAIT,
     WORKERS,
     Mailbox,

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from harness import WAIT
+from support.harness import WAIT
 
 from dlrover_run.observe.page import VARIABLE, Area, Progress, StepSource, open_writer
 from dlrover_run.observe.pages import ProgressPages

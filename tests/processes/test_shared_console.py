@@ -13,10 +13,10 @@ from typing import Any
 import msgspec
 import psutil
 import pytest
-from harness import WAIT, Finished, Mailbox, environment, finish
 from msgspec.structs import replace
+from support.harness import WAIT, Finished, Mailbox, environment, finish
+from support.virtual_loop import run_virtually
 from test_console import ALTERNATE, IN_ORDER, read_until, script, terminal
-from virtual_loop import run_virtually
 
 from dlrover_run.console.console import REFRESH_SECONDS, REPEAT_SECONDS, Console
 from dlrover_run.console.text import prefix_with_node

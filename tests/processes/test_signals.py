@@ -12,7 +12,7 @@ import sys
 from asyncio import selector_events
 
 import pytest
-from harness import (
+from support.harness import (
     WAIT,
     WORKERS,
     Launcher,

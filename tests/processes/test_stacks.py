@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from harness import only_long
+from support.harness import only_long
 
 from dlrover_run.job_status.stacks import MissingStacks, StackProblem
 from dlrover_run.stacks import lines, read

@@ -19,9 +19,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-from cluster import Cluster, is_master
-from harness import WAIT, WORKERS, Mailbox, finish, launch, only_long
-from rendezvous_backends import MasterBackend
+from support.cluster import Cluster, is_master
+from support.harness import WAIT, WORKERS, Mailbox, finish, launch, only_long
+from support.rendezvous_backends import MasterBackend
 
 from dlrover_run.agent.shutdown import (
     SAME_SIGNAL_SECONDS,

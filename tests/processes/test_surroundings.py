@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from harness import OURS, WAIT, Launcher, finish, run, start
+from support.harness import OURS, WAIT, Launcher, finish, run, start
 
 from dlrover_run import exit_codes
 

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from harness import OURS, run
+from support.harness import OURS, run
 
 from dlrover_run.failures.other_environment import explain_missing_module
 

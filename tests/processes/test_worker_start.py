@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import WAIT
 from msgspec.structs import replace
+from support.harness import WAIT
 
 from dlrover_run.observe.optimizer_steps import OptimizerHook
 from dlrover_run.observe.page import VARIABLE, Progress, StepSource

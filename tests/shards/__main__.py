@@ -18,7 +18,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from owned_directory import OwnedDirectory
+from support.owned_directory import OwnedDirectory
 
 from dlrover_run.processes import tree
 from shards.division import SECONDS, WORKERS, LongTest, divide, known_seconds

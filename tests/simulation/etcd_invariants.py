@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from msgspec.structs import replace
-from policy_parts import tasks_of
+from support.policy_parts import tasks_of
 
 from dlrover_run.coordination.records.assignment import Assignment
 from dlrover_run.coordination.records.plan import OVER, Plan, PlanPhase

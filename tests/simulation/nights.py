@@ -10,7 +10,7 @@ import os
 from datetime import date
 from typing import Any
 
-from harness import only_long
+from support.harness import only_long
 
 SEEDS_OF_A_NIGHT = 10_000
 """Maximum number of seeds of one program and place in a night."""

@@ -14,8 +14,8 @@ from random import Random
 from types import SimpleNamespace
 from typing import Any
 
-from policy_parts import running_report
-from virtual_loop import run_virtually
+from support.policy_parts import running_report
+from support.virtual_loop import run_virtually
 
 from dlrover_run.coordination.decision import update_plan
 from dlrover_run.coordination.membership import KnownNode

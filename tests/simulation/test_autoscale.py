@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import msgspec
 import pytest
-from harness import only_long
+from support.harness import only_long
 
 from dlrover_run.features.autoscale.model import AutoscaleState
 from simulation.autoscale.job import MAX_RECORD, Ours, run

@@ -17,8 +17,8 @@ from unittest.mock import patch
 
 import msgspec
 import pytest
-from harness import WAIT
-from policy_parts import check_report
+from support.harness import WAIT
+from support.policy_parts import check_report
 
 from dlrover_run.agent.node_state import NodeState
 from dlrover_run.coordination.coordinator import Coordinator

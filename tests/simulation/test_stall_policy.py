@@ -8,8 +8,8 @@ from contextlib import AbstractContextManager
 from random import Random
 
 import pytest
-from harness import only_long
 from msgspec.structs import replace
+from support.harness import only_long
 
 from dlrover_run.coordination.records.parts import with_part
 from dlrover_run.coordination.records.rules import JobRules

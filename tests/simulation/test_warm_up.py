@@ -11,8 +11,8 @@ from unittest.mock import patch
 
 import msgspec
 import pytest
-from harness import only_long
 from msgspec.structs import replace
+from support.harness import only_long
 from warm_up.gate import WarmUpGate
 from warm_up.rules import WarmUpAssignment, WarmUpRules, WarmUpState
 

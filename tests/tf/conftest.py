@@ -1,6 +1,6 @@
 """Tests with real TensorFlow processes.
 
-They share the modules of `tests/` (`harness`, `cluster` and others), which the conftest there adds to the path.
+They share the modules of `tests/support/`, which the conftest of `tests/` adds to the path.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from pathlib import Path
 
 import psutil
 import pytest
-from cluster import is_master
-from harness import WAIT, Mailbox
 from interpreters import interpreter
 from pretended import PRETEND, Job, is_of
+from support.cluster import is_master
+from support.harness import WAIT, Mailbox
 
 
 @pytest.fixture

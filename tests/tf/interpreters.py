@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from harness import only_long
+from support.harness import only_long
 
 CHECKOUT = Path(__file__).parents[2]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from harness import WAIT, Launcher, Mailbox, finish, launch
+from support.harness import WAIT, Launcher, Mailbox, finish, launch
 
 PRETEND = Path(__file__).parent / "workers" / "pretend.py"
 SERVERS = Launcher("tf-ps-run", (sys.executable, "-m", "tf_ps_runner"))

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from cluster import quiet_port
+from support.cluster import quiet_port
 
 BOOT = Path(__file__).parents[2] / "tf_ps_runner" / "worker_path" / "tf_ps_boot.py"
 SCRIPTS = Path(__file__).with_name("scripts")

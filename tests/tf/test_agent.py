@@ -18,10 +18,10 @@ from pathlib import Path
 
 import psutil
 import pytest
-from cluster import quiet_port
-from doc_pages import README, ROOT, blocks, commands
-from harness import WAIT, Mailbox, finish, kill_leftovers, only_long, still_alive, watched
 from pretended import PRETEND, Job, agent_of, scale
+from support.cluster import quiet_port
+from support.doc_pages import README, ROOT, blocks, commands
+from support.harness import WAIT, Mailbox, finish, kill_leftovers, only_long, still_alive, watched
 
 from dlrover_run.events.ledger import build_ledger
 from dlrover_run.events.reader import read_logs

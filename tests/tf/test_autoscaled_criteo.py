@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import WAIT, environment
+from support.harness import WAIT, environment
 
 pytestmark = [pytest.mark.long, pytest.mark.alone, pytest.mark.tensorflow, pytest.mark.timeout(1800)]
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import WAIT, environment
 from pretended import Job
+from support.harness import WAIT, environment
 
 from dlrover_run.job_status.status import JobState
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 
 import pytest
-from harness import WAIT
+from support.harness import WAIT
 
 from tf_ps_runner.worker import checkpoint_integrity, files
 from tf_ps_runner.worker.checkpoint_index import UNPARTITIONED, DamagedIndex, crc32c, masked, read_index

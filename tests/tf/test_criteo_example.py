@@ -13,9 +13,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
-from cluster import quiet_port
-from harness import WAIT
 from interpreters import each_tensorflow, tensorflow_215
+from support.cluster import quiet_port
+from support.harness import WAIT
 
 pytest.importorskip("numpy")
 

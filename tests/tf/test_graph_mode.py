@@ -12,9 +12,9 @@ import shutil
 from pathlib import Path
 
 import pytest
-from harness import only_long
 from interpreters import each_tensorflow, tensorflow_215
 from scripted_cluster import Process, ScriptedCluster, quiet_port
+from support.harness import only_long
 
 pytestmark = pytest.mark.tensorflow
 

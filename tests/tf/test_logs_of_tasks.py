@@ -5,8 +5,8 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Callable
 
-from harness import WAIT
 from pretended import SERVERS, Job
+from support.harness import WAIT
 
 from dlrover_run.features.operate.commands.asker import REFUSED
 

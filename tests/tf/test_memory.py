@@ -15,7 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from command_lines import LIMIT, run_python
+from support.command_lines import LIMIT, run_python
 
 from dlrover_run.processes.process import ProcessSpec, spawn
 from dlrover_run.processes.tree import below

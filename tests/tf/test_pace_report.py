@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from virtual_loop import run_virtually
+from support.virtual_loop import run_virtually
 
 from dlrover_run.devices.capacity import usable_memory, usable_processors
 from tf_ps_runner.agent.pace import PaceReport, SeenTask

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from command_lines import isolate
-from harness import WAIT
-from places import place_of
+from support.command_lines import isolate
+from support.harness import WAIT
+from support.places import place_of
 
 from dlrover_run import exit_codes
 from dlrover_run.command_line.entry_point import run

@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from harness import WAIT, Finished, run
 from pretended import PRETEND, SERVERS, Job
+from support.harness import WAIT, Finished, run
 
 from dlrover_run.events.reader import read_logs
 from dlrover_run.events.records import WorkerFailed, WorkerResumed, WorkerStalled, WorkerStarted

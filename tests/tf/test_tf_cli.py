@@ -10,9 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from command_lines import fake_etcd3, isolate, run_python
-from places import place_of
-from policy_parts import cluster_rules
+from support.command_lines import fake_etcd3, isolate, run_python
+from support.places import place_of
+from support.policy_parts import cluster_rules
 
 from dlrover_run import exit_codes
 from dlrover_run.command_line import flags as those_of_dlrover_run

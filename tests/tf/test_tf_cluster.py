@@ -6,9 +6,9 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from cluster_environments import INDEXED_JOB, SLURM, Recorded
-from command_lines import isolate
-from places import place_of
+from support.cluster_environments import INDEXED_JOB, SLURM, Recorded
+from support.command_lines import isolate
+from support.places import place_of
 
 from tf_ps_runner.cli import parse
 from tf_ps_runner.cluster.model import Role

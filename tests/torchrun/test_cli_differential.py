@@ -17,8 +17,8 @@ from unittest import mock
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from places import place_of
-from torchrun_tables import VERSIONS, takes_a_value, torchrun
+from support.places import place_of
+from support.torchrun_tables import VERSIONS, takes_a_value, torchrun
 
 from dlrover_run.cli import parse
 from dlrover_run.command_line.flags import BY_DEST, TABLE

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import OURS, Finished, Launcher, finish, only_long, run, start
+from support.harness import OURS, Finished, Launcher, finish, only_long, run, start
 
 from dlrover_run.events.records import FILE_NAME
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 import pytest
-from harness import WORKERS, Finished, Mailbox, finish, launch, only_long
+from support.harness import WORKERS, Finished, Mailbox, finish, launch, only_long
 
 pytestmark = [
     pytest.mark.torchrun,

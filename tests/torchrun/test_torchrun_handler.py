@@ -18,7 +18,7 @@ from typing import Any
 
 import psutil
 import pytest
-from harness import TORCHRUN, WAIT, Mailbox, environment, finish, launch
+from support.harness import TORCHRUN, WAIT, Mailbox, environment, finish, launch
 
 from dlrover_run.coordination.records.report import NodePhase
 from dlrover_run.coordination.records.round import Failure, RankAssignment, RoundKey

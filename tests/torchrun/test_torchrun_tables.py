@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from torchrun_tables import VERSIONS, Torchrun, default_of, differences, takes_a_value, torchrun
+from support.torchrun_tables import VERSIONS, Torchrun, default_of, differences, takes_a_value, torchrun
 
 from dlrover_run import __file__ as package
 from dlrover_run.api import LaunchConfig

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import OURS, TORCHRUN, WORKERS, Launcher, Mailbox, environment, finish, launch, only_long, run
+from support.harness import OURS, TORCHRUN, WORKERS, Launcher, Mailbox, environment, finish, launch, only_long, run
 
 pytestmark = pytest.mark.torchrun
 OBSERVE = WORKERS / "observe.py"

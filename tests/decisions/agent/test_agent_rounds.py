@@ -14,9 +14,9 @@ from typing import Any
 
 import msgspec
 import pytest
-from harness import WAIT
 from msgspec.structs import replace
-from scripted_agent import FINISHED, Answer, ScriptedAgent, gathering, over, rank_assignment, training
+from support.harness import WAIT
+from support.scripted_agent import FINISHED, Answer, ScriptedAgent, gathering, over, rank_assignment, training
 
 from dlrover_run import exit_codes
 from dlrover_run.agent.result import JobEnd, resolve_result, worker_results

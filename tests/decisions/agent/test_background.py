@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Awaitable, Callable
 
 import pytest
-from virtual_loop import run_virtually
+from support.virtual_loop import run_virtually
 
 from dlrover_run.background import Background, Group, beside, every
 

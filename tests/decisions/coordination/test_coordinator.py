@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from node_truth import Truth
-from policy_parts import check_rules
-from virtual_job import KILLED, VirtualJob, play, rules
+from support.node_truth import Truth
+from support.policy_parts import check_rules
+from support.virtual_job import KILLED, VirtualJob, play, rules
 
 from dlrover_run.coordination.coordinator import OWN_EPOCHS, RETURN_GRACE, Coordinator
 from dlrover_run.coordination.node_views import _NOT_SENT_APART, affects_nodes

@@ -6,10 +6,10 @@ import itertools
 
 import msgspec
 import pytest
-from harness import calls_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from virtual_job import KILLED, LOST_PEER, VirtualJob, play, rules
+from support.harness import calls_of
+from support.virtual_job import KILLED, LOST_PEER, VirtualJob, play, rules
 
 from dlrover_run.coordination.coordinator import Coordinator
 from dlrover_run.coordination.decide import decide

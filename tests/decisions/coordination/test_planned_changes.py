@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from virtual_job import VirtualJob, play, rules
+from support.virtual_job import VirtualJob, play, rules
 
 from dlrover_run.coordination.decide import decide
 from dlrover_run.coordination.records.plan import PlanPhase

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from msgspec.structs import replace
-from virtual_job import VirtualJob, play, rules
+from support.virtual_job import VirtualJob, play, rules
 
 from dlrover_run.coordination.membership import KnownNode, KnownNodes, all_have_left
 from dlrover_run.coordination.records.plan import Plan, PlanPhase

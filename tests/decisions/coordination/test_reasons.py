@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from command_lines import run_python
+from support.command_lines import run_python
 from support.golden import assert_answers
 
 from dlrover_run.features.autoscale.text import AutoscaleCode

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from fake_nvml import FOUR, FakeNvml, FakeNvmlError
+from support.fake_nvml import FOUR, FakeNvml, FakeNvmlError
 
 from dlrover_run.devices.count import (
     DeviceId,

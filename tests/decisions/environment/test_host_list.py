@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from harness import WAIT
+from support.harness import WAIT
 
 from dlrover_run.environment.host_list import Host, HostListError, expand, find_host, read_hosts
 

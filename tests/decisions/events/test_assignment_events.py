@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from scripted_agent import Emitted, rank_assignment
+from support.scripted_agent import Emitted, rank_assignment
 
 from dlrover_run.coordination.records.assignment import Assignment, Waiting
 from dlrover_run.coordination.records.plan import PlanPhase

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from harness import Mailbox, finish, launch
+from support.harness import Mailbox, finish, launch
 
 from dlrover_run.failures.causes import describe_exit, lost_peer, root_cause
 from dlrover_run.failures.collective_timeouts import LiveWorker, find_absent_workers

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from scripted_agent import rank_assignment
 from support.golden import assert_screens
-from virtual_loop import run_virtually
+from support.scripted_agent import rank_assignment
+from support.virtual_loop import run_virtually
 
 from dlrover_run.console.console import REFRESH_SECONDS, REPEAT_SECONDS, Console
 from dlrover_run.console.failure_report import (

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
-from harness import OURS, only_long, run
+from support.harness import OURS, only_long, run
 
 from dlrover_run.failures.causes import (
     describe_exit,

@@ -13,8 +13,8 @@ from pathlib import Path
 import msgspec
 import pytest
 from msgspec.structs import replace
-from places import place_of
-from virtual_loop import run_virtually
+from support.places import place_of
+from support.virtual_loop import run_virtually
 
 from dlrover_run.agent.result import JobResult
 from dlrover_run.command_line import credentials

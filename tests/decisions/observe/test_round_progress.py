@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from scripted_agent import Emitted, rank_assignment
+from support.scripted_agent import Emitted, rank_assignment
 
 from dlrover_run.events.records import WorkerProgress, WorkerReady
 from dlrover_run.observe.page import Phase, Progress, StepSource

@@ -8,7 +8,7 @@ import inspect
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 
-from virtual_loop import run_virtually
+from support.virtual_loop import run_virtually
 
 from dlrover_run.observe.page import Phase, Progress, StepSource
 from dlrover_run.observe.tick import RETRY_INTERVAL, SAMPLE_INTERVAL, Activities, Tick

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from support.golden import assert_screens
-from virtual_job import VirtualJob, rules
+from support.virtual_job import VirtualJob, rules
 
 from dlrover_run.coordination.records.activity import (
     MAX_TASKS,

@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 import pytest
 from support.golden import assert_screens
-from virtual_job import VirtualJob, rules
-from virtual_loop import run_virtually
+from support.virtual_job import VirtualJob, rules
+from support.virtual_loop import run_virtually
 
 from dlrover_run.coordination.records.requests import RequestFailed
 from dlrover_run.coordination.records.round import NodeKey

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from node_truth import Truth
-from policy_parts import check_part
 from support.golden import assert_screens
-from virtual_job import KILLED, VirtualJob, rules
+from support.node_truth import Truth
+from support.policy_parts import check_part
+from support.virtual_job import KILLED, VirtualJob, rules
 
 from dlrover_run.coordination.records.plan import PlanPhase
 from dlrover_run.coordination.records.report import NodePhase

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from virtual_job import VirtualJob, rules
+from support.virtual_job import VirtualJob, rules
 
 from dlrover_run import exit_codes
 from dlrover_run.command_line import help as pages

@@ -10,7 +10,7 @@ from random import Random
 from typing import Any
 
 import msgspec
-from policy_parts import tasks_of
+from support.policy_parts import tasks_of
 from virtual_cluster import LEFT, OUT_OF_MEMORY, VirtualCluster
 
 from dlrover_run.coordination.coordinator import Coordinator

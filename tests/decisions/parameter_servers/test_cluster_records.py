@@ -6,9 +6,9 @@ from typing import Any
 
 import msgspec
 import pytest
-from master_node import status
 from msgspec.structs import replace
-from policy_parts import cluster_of, cluster_rules, order_of
+from support.master_node import status
+from support.policy_parts import cluster_of, cluster_rules, order_of
 
 from dlrover_run.coordination.coordinator import Coordinator
 from dlrover_run.coordination.records.assignment import Assignment, Waiting

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from policy_parts import cluster_of
+from support.policy_parts import cluster_of
 
 from dlrover_run.coordination.membership import KnownNode, Nodes
 from dlrover_run.coordination.records.plan import Plan, PlanPhase

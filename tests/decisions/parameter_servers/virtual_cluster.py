@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable
 
 import msgspec
-from policy_parts import cluster_of, tasks_of
+from support.policy_parts import cluster_of, tasks_of
 
 from dlrover_run.coordination.coordinator import Coordinator
 from dlrover_run.coordination.records.plan import Plan

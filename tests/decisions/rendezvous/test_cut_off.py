@@ -7,7 +7,7 @@ import socket
 from collections.abc import Sequence
 
 import pytest
-from harness import WAIT
+from support.harness import WAIT
 
 from dlrover_run.coordination.membership import KnownNode, Nodes
 from dlrover_run.coordination.node_views import choose_peers

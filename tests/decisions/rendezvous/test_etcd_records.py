@@ -8,8 +8,8 @@ import zlib
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from master_node import status
-from scripted_agent import rank_assignment
+from support.master_node import status
+from support.scripted_agent import rank_assignment
 
 from dlrover_run.coordination.records.assignment import Assignment, NodeView, Waiting
 from dlrover_run.coordination.records.plan import Plan, PlanPhase

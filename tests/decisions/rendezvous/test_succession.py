@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from virtual_job import VirtualJob
+from support.virtual_job import VirtualJob
 
 from dlrover_run.coordination.coordinator import RETURN_GRACE, Coordinator
 from dlrover_run.coordination.records.plan import PlanPhase

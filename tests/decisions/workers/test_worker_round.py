@@ -13,7 +13,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from virtual_loop import run_virtually
+from support.virtual_loop import run_virtually
 
 from dlrover_run.coordination.records.round import PlannedChange
 from dlrover_run.events.records import Event, Events, WorkerExited, WorkerFailed, WorkerProgress, WorkerReady

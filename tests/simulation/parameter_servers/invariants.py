@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from policy_parts import cluster_of, tasks_of
+from support.policy_parts import cluster_of, tasks_of
 
 from dlrover_run.coordination.membership import Nodes
 from dlrover_run.coordination.records.plan import Plan, PlanPhase

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
-from policy_parts import order_of
+from support.policy_parts import order_of
 
 from dlrover_run.agent.reconcile import (
     Action,

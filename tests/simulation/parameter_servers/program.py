@@ -7,7 +7,7 @@ from collections.abc import Callable
 from random import Random
 from typing import TYPE_CHECKING
 
-from policy_parts import cluster_of, cluster_rules, order_of
+from support.policy_parts import cluster_of, cluster_rules, order_of
 
 from dlrover_run.coordination.membership import Nodes
 from dlrover_run.coordination.records.assignment import Assignment

@@ -8,7 +8,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from msgspec.structs import replace
-from policy_parts import cluster_of
+from support.policy_parts import cluster_of
 
 from dlrover_run.coordination.membership import Nodes
 from dlrover_run.coordination.records.parts import with_part

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from random import Random
 
 import msgspec
-from node_truth import Truth
-from policy_parts import check_report
+from support.node_truth import Truth
+from support.policy_parts import check_report
 
 from dlrover_run.coordination.records.report import NodeReport
 from dlrover_run.coordination.records.round import NodeKey

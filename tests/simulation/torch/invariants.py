@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from policy_parts import check_part, check_rules, check_state
+from support.policy_parts import check_part, check_rules, check_state
 
 from dlrover_run.coordination.membership import KnownNode, Nodes
 from dlrover_run.coordination.records.assignment import Assignment

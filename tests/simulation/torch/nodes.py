@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
-from policy_parts import check_part, check_rules
+from support.policy_parts import check_part, check_rules
 
 from dlrover_run.agent.node_state import leave_report
 from dlrover_run.agent.reconcile import DesiredTask, Start, TaskState, reconcile

@@ -7,7 +7,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
-from policy_parts import check_rules
+from support.policy_parts import check_rules
 
 from dlrover_run.coordination.coordinator import RETURN_GRACE
 from dlrover_run.coordination.records.round import NodeKey

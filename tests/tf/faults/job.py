@@ -21,8 +21,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from cluster import CapturedProcess, listen, watched_processes
-from harness import WAIT, environment, still_alive
+from support.cluster import CapturedProcess, listen, watched_processes
+from support.harness import WAIT, environment, still_alive
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "criteo_deeprec"
 PACED = Path(__file__).parent / "scripts" / "paced.py"

@@ -15,9 +15,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from cluster import quiet_port
-from harness import WAIT, environment, only_long
 from job import GRAPH, MakeJob, Node
+from support.cluster import quiet_port
+from support.harness import WAIT, environment, only_long
 
 pytestmark = pytest.mark.tensorflow
 

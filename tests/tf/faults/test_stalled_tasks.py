@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from harness import WAIT, environment
 from job import RESTORED, Node
+from support.harness import WAIT, environment
 
 from dlrover_run.events.reader import merged, read_logs
 from dlrover_run.events.records import Event, WorkerReady, WorkerStalled, WorkerStarted

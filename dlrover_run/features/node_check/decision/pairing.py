@@ -20,7 +20,7 @@ from dlrover_run.features.node_check.rules import STRAGGLER_THRESHOLD
 
 MAX_ROUNDS = 6
 """Rounds after which a check ends with what it knows, beyond those that measure links or try one once more. Of
-the simulated checks in `tests/check_world.py`, with a third of the nodes in trouble, hardly one needs five."""
+the simulated checks in `tests/support/check_world.py`, with a third of the nodes in trouble, hardly one needs five."""
 
 ENOUGH_PAIRS = 3
 """Pairs of which not all have a slow end while no more than a third of the nodes are slow. Of two pairs both may have

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 
-from virtual_loop import run_virtually
+from support.virtual_loop import run_virtually
 
 from dlrover_run.coordination.records.assignment import Assignment
 from dlrover_run.coordination.records.plan import PlanPhase

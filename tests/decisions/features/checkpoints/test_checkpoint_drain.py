@@ -7,7 +7,7 @@ import signal
 from types import SimpleNamespace
 from typing import Any
 
-from virtual_loop import run_virtually
+from support.virtual_loop import run_virtually
 
 from dlrover_run.features.checkpoints.agent_memory import CheckpointMemory
 

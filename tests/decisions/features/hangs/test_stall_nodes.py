@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from policy_parts import running_report
+from support.policy_parts import running_report
 
 from dlrover_run.coordination.decide import decide
 from dlrover_run.coordination.membership import KnownNode

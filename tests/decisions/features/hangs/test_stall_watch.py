@@ -8,8 +8,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from policy_parts import running_report
-from virtual_loop import run_virtually
+from support.policy_parts import running_report
+from support.virtual_loop import run_virtually
 
 from dlrover_run.coordination.records.assignment import Assignment
 from dlrover_run.coordination.records.plan import Plan, PlanPhase

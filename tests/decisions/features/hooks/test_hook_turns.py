@@ -11,8 +11,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from scripted_agent import rank_assignment
-from virtual_loop import run_virtually
+from support.scripted_agent import rank_assignment
+from support.virtual_loop import run_virtually
 
 from dlrover_run.agent.result import JobResult, NodeRefused
 from dlrover_run.agent.shutdown import ShutdownRequest

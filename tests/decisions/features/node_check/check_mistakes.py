@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from check_world import Outcome, Pair, World, expected_statuses
+from support.check_world import Outcome, Pair, World, expected_statuses
 
 from dlrover_run.features.node_check.decision.model import HealthStatus
 

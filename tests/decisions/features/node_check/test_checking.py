@@ -6,9 +6,9 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from node_truth import Truth
-from policy_parts import check_part, check_report, check_state, fold
-from virtual_job import VirtualJob, play, rules
+from support.node_truth import Truth
+from support.policy_parts import check_part, check_report, check_state, fold
+from support.virtual_job import VirtualJob, play, rules
 
 from dlrover_run.coordination.records.plan import Plan, PlanPhase
 from dlrover_run.coordination.records.report import NodePhase, NodeReport

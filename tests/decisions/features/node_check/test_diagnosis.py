@@ -10,7 +10,9 @@ from pathlib import Path
 import msgspec
 import pytest
 from check_mistakes import mistakes
-from check_world import (
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.check_world import (
     LINKS,
     THRESHOLD,
     Computing,
@@ -24,8 +26,6 @@ from check_world import (
     whole,
     with_nodes,
 )
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from support.golden import assert_screens
 
 from dlrover_run.features.node_check.decision import diagnosis as diagnosis_module

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from fake_nvml import FOUR, FakeNvml, FakeNvmlError
+from support.fake_nvml import FOUR, FakeNvml, FakeNvmlError
 from support.golden import assert_screens
 
 from dlrover_run.devices import NodeProblem

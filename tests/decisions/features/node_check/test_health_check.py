@@ -19,9 +19,9 @@ from typing import Any
 import msgspec
 import psutil
 import pytest
-from harness import WAIT, WORKERS
-from policy_parts import check_part, check_report, fold, with_part
-from scripted_agent import FINISHED, AgentRun, ScriptedAgent, gathering, rank_assignment, training
+from support.harness import WAIT, WORKERS
+from support.policy_parts import check_part, check_report, fold, with_part
+from support.scripted_agent import FINISHED, AgentRun, ScriptedAgent, gathering, rank_assignment, training
 
 from dlrover_run import exit_codes
 from dlrover_run.coordination.records.assignment import Assignment

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from policy_parts import with_part
-from scripted_agent import rank_assignment
+from support.policy_parts import with_part
+from support.scripted_agent import rank_assignment
 
 from dlrover_run.coordination.records.assignment import Assignment
 from dlrover_run.coordination.records.plan import PlanPhase

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from screens import Screen
-from scripted_agent import rank_assignment
 from support.golden import assert_screens
-from virtual_loop import run_virtually
+from support.screens import Screen
+from support.scripted_agent import rank_assignment
+from support.virtual_loop import run_virtually
 
 from dlrover_run.console.console import REFRESH_SECONDS, Console
 from dlrover_run.console.text import display_width, truncate, use_color

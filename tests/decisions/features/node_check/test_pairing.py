@@ -7,9 +7,19 @@ import random
 from collections import Counter
 
 import pytest
-from check_world import THRESHOLD, Computing, NodeTruth, Outcome, World, check_world, draw_odd_world, whole, with_nodes
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.check_world import (
+    THRESHOLD,
+    Computing,
+    NodeTruth,
+    Outcome,
+    World,
+    check_world,
+    draw_odd_world,
+    whole,
+    with_nodes,
+)
 
 from dlrover_run.features.node_check.decision.diagnosis import ENOUGH_WITNESSES
 from dlrover_run.features.node_check.decision.model import MAX_LINKS, HealthStatus

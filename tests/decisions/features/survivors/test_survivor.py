@@ -13,8 +13,8 @@ from unittest.mock import patch
 
 import msgspec
 import pytest
-from harness import WAIT
 from msgspec.structs import replace
+from support.harness import WAIT
 
 from dlrover_run.coordination.records.round import RankAssignment, RoundKey
 from dlrover_run.features.survivors import line as agent_side

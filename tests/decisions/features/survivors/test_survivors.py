@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 from msgspec.structs import replace
-from virtual_job import VirtualJob, play, rules
+from support.virtual_job import VirtualJob, play, rules
 
 from dlrover_run.coordination.membership import KnownNode
 from dlrover_run.coordination.records.plan import Plan

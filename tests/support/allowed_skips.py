@@ -65,6 +65,6 @@ class SkipGuard:
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         if self.unexpected and os.environ.get("CI"):
-            terminalreporter.section("skipped, and not allowed to be (tests/allowed_skips.py)")
+            terminalreporter.section("skipped, and not allowed to be (tests/support/allowed_skips.py)")
             for node_id in self.unexpected:
                 terminalreporter.line(node_id)

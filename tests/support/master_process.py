@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness import WAIT, environment
+from support.harness import WAIT, environment
 
 COMMAND = (sys.executable, "-m", "dlrover_run.master")
 

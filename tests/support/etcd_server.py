@@ -25,10 +25,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from cluster import quiet_port
-from harness import WAIT
 
 from dlrover_run.processes import tree
+from support.cluster import quiet_port
+from support.harness import WAIT
 
 HEARTBEAT = 100
 """Milliseconds between two heartbeats of a leader to its followers."""

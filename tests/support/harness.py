@@ -23,7 +23,7 @@ import pytest
 WAIT = 240.0
 """Timeout in seconds for events that take at most a few seconds; it expires only because of a defect."""
 
-WORKERS = Path(__file__).parent / "workers"
+WORKERS = Path(__file__).parents[1] / "workers"
 
 
 def only_long(*values: object) -> list[Any]:

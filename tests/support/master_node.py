@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from harness import WAIT
 
 from dlrover_run.coordination.records.assignment import Assignment
 from dlrover_run.coordination.records.report import NodePhase, NodeReport
@@ -34,6 +33,7 @@ from dlrover_run.transport.messages import (
     encode,
     encode_rules,
 )
+from support.harness import WAIT
 
 grpc = load_grpc()
 

@@ -21,12 +21,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
-from harness import OURS, WAIT, WORKERS, Mailbox, agent_of, environment, kill_leftovers, start, still_alive, watched
 
 from dlrover_run.processes import tree
+from support.harness import (
+    OURS,
+    WAIT,
+    WORKERS,
+    Mailbox,
+    agent_of,
+    environment,
+    kill_leftovers,
+    start,
+    still_alive,
+    watched,
+)
 
 if TYPE_CHECKING:
-    from rendezvous_backends import RendezvousBackend
+    from support.rendezvous_backends import RendezvousBackend
 
 MEMBER = WORKERS / "member.py"
 

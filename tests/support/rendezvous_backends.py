@@ -16,11 +16,11 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import psutil
 import pytest
-from cluster import is_master, listens, quiet_port
-from etcd_server import Etcd, serving
-from harness import only_long
 
 from dlrover_run.coordination.records.rules import RESULT_RETENTION
+from support.cluster import is_master, listens, quiet_port
+from support.etcd_server import Etcd, serving
+from support.harness import only_long
 
 EVERYWHERE = pytest.mark.parametrize("place", ["c10d", *only_long("etcd", "etcd of three")], indirect=True)
 """For tests of what a job promises on every rendezvous backend. `make test` runs them with the built-in master only,

@@ -20,8 +20,9 @@ from typing import Any
 
 import psutil
 import pytest
-from cluster import Cluster, Node
-from harness import WAIT, WORKERS
+
+from support.cluster import Cluster, Node
+from support.harness import WAIT, WORKERS
 
 SPEEDS = {"compute": 0.1, "link": 1.0}
 """The speed that every measurement of a healthy node reports: TFLOP/s, and GB/s. The check process really measures,

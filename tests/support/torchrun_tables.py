@@ -1,6 +1,6 @@
 """The command line of each torchrun, as `scripts/record_torchrun.py` has recorded it, compared with ours.
 
-    python tests/torchrun_tables.py
+    python tests/support/torchrun_tables.py
 
 prints the table of all flags.
 """
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from dlrover_run.command_line.flag import Flag
 from dlrover_run.command_line.flags import BY_DEST
 
-TABLES = Path(__file__).with_name("torchrun")
+TABLES = Path(__file__).parents[1] / "torchrun"
 VERSIONS = ("2.13.0", "2.14.1", "2.15.0")
 
 SAME_DEFAULT = {"nnodes": {"1:1": "1"}}

@@ -6,8 +6,6 @@ import itertools
 from collections.abc import Callable
 
 import msgspec
-from node_truth import Truth
-from policy_parts import check_part, check_report, check_state, fold
 
 from dlrover_run.coordination.coordinator import Coordinator
 from dlrover_run.coordination.records.assignment import Assignment, Waiting
@@ -19,6 +17,8 @@ from dlrover_run.coordination.records.rules import JobRules
 from dlrover_run.features.node_check.decision.model import HealthStatus, NodeCheckReport
 from dlrover_run.features.node_check.rules import NodeCheckRules
 from dlrover_run.words.reasons import codes
+from support.node_truth import Truth
+from support.policy_parts import check_part, check_report, check_state, fold
 
 KILLED = Failure(rank=1, host="b", exit_text="was killed by SIGKILL", node_rank=1)
 LOST_PEER = Failure(
