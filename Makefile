@@ -135,8 +135,8 @@ mutants: $(VENV)/.test ## change the modules that decide in one place at a time,
 TORCH_TESTS := tests/torchrun tests/processes/test_signals.py tests/processes/test_logs_specs.py \
 	tests/jobs/test_recovery.py tests/jobs/test_python_api.py
 
-test-torch: $(TORCH_ENV)/.made ## compare with the torchrun of another torch: make test-torch TORCH=2.15.0
-	$(TORCH_ENV)/bin/python -m pytest -m "not long" $(PARALLEL) $(TORCH_TESTS)
+test-torch: $(TORCH_ENV)/.made ## compare with the torchrun of another torch: make test-torch TORCH=2.15.0; LONG=1: the long tests of that
+	$(TORCH_ENV)/bin/python -m pytest -m "$(if $(LONG),,not )long" $(PARALLEL) $(TORCH_TESTS)
 
 check: $(VENV)/.test
 	$(BIN)/ruff check .

@@ -121,6 +121,7 @@ STARTERS = {
 }
 
 
+@pytest.mark.torchrun
 @pytest.mark.parametrize("name", ["srun", *only_long(*(name for name in STARTERS if name != "srun"))])
 def test_launchers_become_one_world(name: str, tmp_path: Path) -> None:
     starter = STARTERS[name]

@@ -295,6 +295,7 @@ wait_for_signals()
 """Each rank has saved three steps when the memory of its node has the newest one of the other rank too."""
 
 
+@pytest.mark.torchrun
 @EVERYWHERE
 @pytest.mark.parametrize("lost", [0, *only_long(1)])
 def test_the_last_step_of_a_lost_node_comes_from_the_memory_of_its_neighbour(cluster: Cluster, lost: int) -> None:
