@@ -40,10 +40,10 @@ def test_every_invariant_holds_in_jobs_that_scale_themselves(place: str) -> None
     assert any(commands)
 
 
-@pytest.mark.parametrize("part", night_parts(1000, 200))
+@pytest.mark.parametrize("part", night_parts(1000, 50))
 @pytest.mark.parametrize("place", PLACES)
 def test_every_invariant_holds_for_the_seeds_of_the_night(place: str, part: int) -> None:
-    run_seeds(partial(simulate, kind=PLACES[place], program=ScaledProgram), first_seed() + part, 200)
+    run_seeds(partial(simulate, kind=PLACES[place], program=ScaledProgram), first_seed() + part, 50)
 
 
 @pytest.mark.parametrize(("place", "seed"), [("master", 187), ("etcd", 41)])

@@ -43,10 +43,10 @@ def test_every_invariant_holds_in_jobs_that_choose_their_numbers(place: str) -> 
     assert any(len({servers for _, servers in numbers if servers}) > 1 for numbers in wanted)
 
 
-@pytest.mark.parametrize("part", night_parts(500, 100))
+@pytest.mark.parametrize("part", night_parts(500, 25))
 @pytest.mark.parametrize("place", PLACES)
 def test_every_invariant_holds_for_the_seeds_of_the_night(place: str, part: int) -> None:
-    run_seeds(partial(simulate, kind=PLACES[place], program=ScaledServersProgram), first_seed() + part, 100)
+    run_seeds(partial(simulate, kind=PLACES[place], program=ScaledServersProgram), first_seed() + part, 25)
 
 
 def test_what_is_decided_in_a_trial_of_a_stored_plan_is_no_decision() -> None:
