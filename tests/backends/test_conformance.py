@@ -19,7 +19,7 @@ from simulation.backends import Backend, WrittenNode
 from simulation.network import TO_MASTER
 from support.node_truth import USUAL, Truth
 from support.policy_parts import check_part, order_of
-from support.virtual_job import rules
+from support.virtual_torch import rules
 
 from dlrover_run.coordination import coordinator, driver
 from dlrover_run.coordination.records.assignment import Assignment

@@ -10,7 +10,7 @@ import pytest
 from support.master_node import status
 from support.node_truth import Truth
 from support.policy_parts import check_part
-from support.virtual_job import VirtualJob, rules
+from support.virtual_torch import TorchJob, rules
 
 from dlrover_run.coordination.coordinator import Coordinator
 from dlrover_run.coordination.driver import Driver
@@ -37,8 +37,8 @@ KEYS = Keys("/dlrover-run", "job")
 WAITING = Waiting(sentence("2 nodes of 3 are here"), 12.0)
 
 
-def job_of(*names: str, max_nodes: int) -> VirtualJob:
-    job = VirtualJob(rules(max_nodes, max_nodes))
+def job_of(*names: str, max_nodes: int) -> TorchJob:
+    job = TorchJob(rules(max_nodes, max_nodes))
     job.come(*names)
     return job
 
@@ -67,7 +67,7 @@ def test_only_buckets_with_readers_are_written_until_the_job_has_finished() -> N
 
 def test_a_node_without_ranks_reads_its_check_task_and_its_health() -> None:
     truth = Truth(crashing={"b.net"})
-    job = VirtualJob(rules(2, 4, check=CHECK_ONCE), truth=truth)
+    job = TorchJob(rules(2, 4, check=CHECK_ONCE), truth=truth)
     job.deaf = {"a", "b", "c", "d"}
     job.come("a", "b", "c", "d")
 

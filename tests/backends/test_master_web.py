@@ -18,8 +18,8 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 from support.harness import WAIT
 from support.master_node import Bed, serving
-from support.virtual_job import VirtualJob
-from support.virtual_job import rules as virtual_rules
+from support.virtual_torch import TorchJob
+from support.virtual_torch import rules as virtual_rules
 
 from dlrover_run.coordination.records.activity import MemoryUse, NodeActivity, TaskActivity
 from dlrover_run.coordination.records.plan import Plan, PlanPhase
@@ -315,7 +315,7 @@ ACTIVITY = NodeActivity(
 
 def metrics_of(name: str, activity: NodeActivity | None = ACTIVITY) -> str:
     """The metrics of a job of one node."""
-    job = VirtualJob(virtual_rules(1, 1))
+    job = TorchJob(virtual_rules(1, 1))
     job.come("a", host='quoted "host"')
     job.report("a", phase=NodePhase.RUNNING, ranks=job.coordinator.ranks(job.statuses["a"].key), activity=activity)
     job.wait(2)

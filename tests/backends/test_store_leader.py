@@ -10,8 +10,8 @@ import msgspec
 import pytest
 from support.memory_store import MemoryStore, Shelf
 from support.scripted_agent import rank_assignment
-from support.virtual_job import rules
 from support.virtual_loop import run_virtually
+from support.virtual_torch import rules
 
 from dlrover_run.coordination.records.plan import Plan
 from dlrover_run.coordination.records.report import NodePhase, NodeReport

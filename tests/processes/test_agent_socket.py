@@ -15,7 +15,7 @@ import sys
 import msgspec
 import pytest
 from support.harness import WAIT
-from support.virtual_job import VirtualJob, rules
+from support.virtual_torch import TorchJob, rules
 
 from dlrover_run.coordination.records.requests import Action, OperatorRequest
 from dlrover_run.features.operate import agent_socket
@@ -45,7 +45,7 @@ class Bed:
         self.asked.append(request)
         if request is not None and request.action is Action.DRAIN:
             raise AskFailed("no node of the job has that rank")
-        job = VirtualJob(rules(1, 1))
+        job = TorchJob(rules(1, 1))
         job.come("a")
         return job.coordinator.status(INFO.job, job.now)
 

@@ -6,7 +6,8 @@ import msgspec
 import pytest
 from support.node_truth import Truth
 from support.policy_parts import check_rules
-from support.virtual_job import KILLED, VirtualJob, play, rules
+from support.virtual import play
+from support.virtual_torch import KILLED, TorchJob, rules
 
 from dlrover_run.coordination.coordinator import OWN_EPOCHS, RETURN_GRACE, Coordinator
 from dlrover_run.coordination.node_views import _NOT_SENT_APART, affects_nodes
@@ -25,8 +26,8 @@ TRIO = "come a b c;"
 """A job that trains with a, b and c, and needs two."""
 
 
-def trio(**changes: object) -> VirtualJob:
-    return play(VirtualJob(rules(2, 3, **changes)), TRIO)
+def trio(**changes: object) -> TorchJob:
+    return play(TorchJob(rules(2, 3, **changes)), TRIO)
 
 
 GRACE = f"wait {RETURN_GRACE - 0.1}; number 1; wait 0.2;"
@@ -71,7 +72,7 @@ SCENARIOS = {
 
 @pytest.mark.parametrize(("nodes", "script"), SCENARIOS.values(), ids=SCENARIOS)
 def test_what_a_coordinator_makes_of_a_job(nodes: tuple[int, int], script: str) -> None:
-    play(VirtualJob(rules(*nodes)), script)
+    play(TorchJob(rules(*nodes)), script)
 
 
 def test_it_receives_what_happened_without_a_coordinator() -> None:
@@ -161,9 +162,9 @@ class TestWhatAWaitingNodeReceives:
     """What it receives follows from the deadline that concerns it, not from the next deadline of any decision."""
 
     @staticmethod
-    def short_of_budget(least: int, most: int, **changes: object) -> VirtualJob:
+    def short_of_budget(least: int, most: int, **changes: object) -> TorchJob:
         """Return a job of two nodes that has used a restart, which expires after 60 s."""
-        job = VirtualJob(rules(least, most, restart_window=60.0, last_call_timeout=1.0, **changes))
+        job = TorchJob(rules(least, most, restart_window=60.0, last_call_timeout=1.0, **changes))
         job.come("a", "b")
         job.wait(1.1)
         job.fail("b")
@@ -191,7 +192,7 @@ class TestWhatAWaitingNodeReceives:
         assert job.plan.phase is PlanPhase.FAILED
 
     def test_a_newcomer_that_still_computes_is_not_informed_that_it_takes_part(self) -> None:
-        job = VirtualJob(rules(1, 3, check=CHECK_ONCE), truth=Truth())
+        job = TorchJob(rules(1, 3, check=CHECK_ONCE), truth=Truth())
         job.come("a", "b", "c")
         job.lose("c")
         job.wait(1.1)
@@ -202,7 +203,7 @@ class TestWhatAWaitingNodeReceives:
         assert waiting.seconds == round(check_rules(job.rules).check_timeout + CHECK_MARGIN)
 
     def test_a_spare_has_no_countdown_while_a_member_may_be_lost(self) -> None:
-        job = VirtualJob(rules(1, 2, spares=1))
+        job = TorchJob(rules(1, 2, spares=1))
         job.come("a", "b", "c")
         job.lose("a")
         assert job.waiting.seconds is None
@@ -265,7 +266,7 @@ class TestWithoutAJournal:
         assert min(epochs) > 10**9
 
     def test_a_node_that_knows_a_later_round_than_we_do_can_lead(self) -> None:
-        job = VirtualJob(rules(1, 2))
+        job = TorchJob(rules(1, 2))
         job.come("b")
         job.wait(31)
         job.deaf = {"b"}
@@ -331,7 +332,7 @@ node a, or of node c where a is the other."""
 def test_a_later_coordinator_is_believed_only_if_no_other_node_may_obey_this_one(
     nodes: tuple[int, int], script: str, against: str | None
 ) -> None:
-    job = play(VirtualJob(rules(*nodes)), script)
+    job = play(TorchJob(rules(*nodes)), script)
     name = "c" if against == "a" else "a"
     report = msgspec.structs.replace(job.statuses[name], epoch=job.plan.epoch + 1)
     line = f"{name} obeys a later coordinator than the other nodes of the job, such as {against}"
@@ -341,7 +342,7 @@ def test_a_later_coordinator_is_believed_only_if_no_other_node_may_obey_this_one
 
 
 def test_a_node_that_has_left_or_is_lost_disputes_no_coordinator_though_nothing_was_decided_since() -> None:
-    job = play(VirtualJob(rules(1, 2)), "come a b")
+    job = play(TorchJob(rules(1, 2)), "come a b")
     later = msgspec.structs.replace(job.statuses["a"], epoch=6)
     assert job.coordinator.dispute_epoch(later, job.now) is not None
     job.coordinator.disconnect(job.key("b"), job.now)
@@ -361,7 +362,7 @@ EXPECTED = {
 
 @pytest.mark.parametrize(("script", "expected"), EXPECTED.values(), ids=EXPECTED)
 def test_the_nodes_that_a_successor_waits_for(script: str, expected: dict[str, str]) -> None:
-    job = VirtualJob(rules(2, 2, check=CHECK_ONCE, check_timeout=40.0), truth=Truth(wrong={"bad.net"}))
+    job = TorchJob(rules(2, 2, check=CHECK_ONCE, check_timeout=40.0), truth=Truth(wrong={"bad.net"}))
     play(job, f"{script}; successor journal")
     nodes = job.coordinator.nodes
     assert {key.node_id: state.report.phase.value for key, state in nodes.items()} == expected

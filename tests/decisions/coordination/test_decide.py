@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.harness import calls_of
-from support.virtual_job import KILLED, LOST_PEER, VirtualJob, play, rules
+from support.virtual import play
+from support.virtual_torch import KILLED, LOST_PEER, TorchJob, rules
 
 from dlrover_run.coordination.coordinator import Coordinator
 from dlrover_run.coordination.decide import decide
@@ -32,7 +33,7 @@ from dlrover_run.words.reasons import Code, sentence
 from dlrover_run.words.text import node_name
 
 
-def training(job: VirtualJob, number: int, *ranks: str) -> bool:
+def training(job: TorchJob, number: int, *ranks: str) -> bool:
     """Whether that round trains with these nodes in the order of their ranks."""
     return (job.plan.phase, job.plan.key.number, job.ranks) == (PlanPhase.TRAINING, number, list(ranks))
 
@@ -40,9 +41,9 @@ def training(job: VirtualJob, number: int, *ranks: str) -> bool:
 TRIO = rules(2, 3)
 
 
-def trio(**changes: object) -> VirtualJob:
+def trio(**changes: object) -> TorchJob:
     """A job that trains with a, b and c, and needs two."""
-    return play(VirtualJob(rules(2, 3, **changes)), "come a b c")
+    return play(TorchJob(rules(2, 3, **changes)), "come a b c")
 
 
 SCENARIOS = {
@@ -156,7 +157,7 @@ SCENARIOS = {
 
 @pytest.mark.parametrize(("job_rules", "script"), SCENARIOS.values(), ids=SCENARIOS)
 def test_what_follows_from_events(job_rules: JobRules, script: str) -> None:
-    play(VirtualJob(job_rules), script)
+    play(TorchJob(job_rules), script)
 
 
 def test_the_last_one_to_leave_ends_a_job_that_had_lost_the_others() -> None:
@@ -169,7 +170,7 @@ def test_a_job_whose_nodes_were_all_lost_waits_for_others() -> None:
 
 class TestFirstRound:
     def test_forms_at_once_with_the_most_nodes(self) -> None:
-        job = VirtualJob(rules(1, 2))
+        job = TorchJob(rules(1, 2))
         job.come("a")
         assert job.plan.phase is PlanPhase.GATHERING
         job.come("b")
@@ -177,7 +178,7 @@ class TestFirstRound:
         assert job.plan.reasons == (Code.NODES_HERE(number=2),)
 
     def test_waits_for_a_last_call_that_each_newcomer_begins_again(self) -> None:
-        job = VirtualJob(rules(2, 4))
+        job = TorchJob(rules(2, 4))
         job.come("a", "b")
         job.wait(29)
         job.come("c")
@@ -191,7 +192,7 @@ class TestFirstRound:
         )
 
     def test_fails_when_too_few_came(self) -> None:
-        job = VirtualJob(rules(2, 3))
+        job = TorchJob(rules(2, 3))
         job.come("a")
         job.wait(599)
         assert job.plan.phase is PlanPhase.GATHERING
@@ -200,7 +201,7 @@ class TestFirstRound:
         assert job.plan.reasons == (Code.TOO_FEW_NODES(seconds=600.0, number=1, least=2, names=("a",)),)
 
     def test_names_the_ranks_that_are_missing_where_people_gave_them(self) -> None:
-        job = VirtualJob(rules(4, 4))
+        job = TorchJob(rules(4, 4))
         job.come("a", preferred_rank=1)
         job.come("b", preferred_rank=3)
         job.wait(600.1)
@@ -210,7 +211,7 @@ class TestFirstRound:
         )
 
     def test_nothing_is_waited_for_without_nodes(self) -> None:
-        job = VirtualJob(rules(2, 2))
+        job = TorchJob(rules(2, 2))
         job.come("a")
         job.lose("a")
         job.wait(5000)
@@ -222,13 +223,13 @@ class TestFirstRound:
         assert training(job, 1, "b", "c")
 
     def test_forms_on_the_port_that_its_first_node_offers(self) -> None:
-        job = VirtualJob(rules(2, 2))
+        job = TorchJob(rules(2, 2))
         job.come("b", port=70)
         job.come("a", port=60, epoch=job.plan.epoch)
         assert (job.plan.store_address, job.plan.store_port) == ("a.net", 60)
 
     def test_waits_for_a_port_that_was_offered_to_no_other_coordinator(self) -> None:
-        job = VirtualJob(rules(2, 2))
+        job = TorchJob(rules(2, 2))
         job.deaf.add("a")
         job.come("a", port=60)
         job.come("b")
@@ -239,7 +240,7 @@ class TestFirstRound:
         assert job.plan.store_port != 60
 
     def test_forms_on_the_store_that_flags_name(self) -> None:
-        job = VirtualJob(rules(2, 2, store=("10.0.0.1", 29500)))
+        job = TorchJob(rules(2, 2, store=("10.0.0.1", 29500)))
         job.come("a", "b")
         assert (job.plan.store_address, job.plan.store_port) == ("10.0.0.1", 29500)
         job.fail("a")
@@ -266,7 +267,7 @@ class TestMembership:
         assert len(job.stored) == 3
 
     def test_a_replacement_for_too_few_takes_the_free_rank(self) -> None:
-        job = VirtualJob(rules(3, 3))
+        job = TorchJob(rules(3, 3))
         job.come("a", "b", "c")
         job.lose("b")
         job.wait(1.1)
@@ -306,7 +307,7 @@ class TestMembership:
         assert job.plan.restart_count == 0
 
     def test_a_flood_of_losses_is_one_round(self) -> None:
-        job = VirtualJob(rules(1, 5))
+        job = TorchJob(rules(1, 5))
         job.come("a", "b", "c", "d", "e")
         job.lose("b")
         job.wait(0.5)
@@ -356,7 +357,7 @@ class TestLeaving:
         """With etcd the loss of a node is noticed when its lease has expired."""
         phases = set()
         for order in itertools.permutations("abc"):
-            job = VirtualJob(rules(1, 3, lost_after=0.0 if lease else 1.0))
+            job = TorchJob(rules(1, 3, lost_after=0.0 if lease else 1.0))
             job.come("a", "b", "c")
             began = job.now
             events = [(place * gap, place, name) for place, name in enumerate(order)]
@@ -530,7 +531,7 @@ class TestFreshStore:
         assert job.plan.reasons == (Code.RANK0_SILENT(node="node 0 (a)", seconds=600.0),)
 
     def test_a_node_that_missed_a_round_which_it_led_offers_another_port_first(self) -> None:
-        job = VirtualJob(rules(1, 1))
+        job = TorchJob(rules(1, 1))
         job.come("a")
         job.deaf = {"a"}
         job.fail("a")
@@ -547,7 +548,7 @@ class TestFreshStore:
 
 class TestWaking:
     def test_there_is_a_time_to_wake_for_each_thing_that_is_waited_for(self) -> None:
-        job = VirtualJob(rules(2, 3, scale_up_delay=5.0))
+        job = TorchJob(rules(2, 3, scale_up_delay=5.0))
 
         def due() -> float:
             time_ = job.coordinator.wake_at()
@@ -576,14 +577,14 @@ class TestWaking:
 
 class TestWords:
     def test_nodes_that_are_here_and_the_time_left(self) -> None:
-        job = VirtualJob(rules(2, 4))
+        job = TorchJob(rules(2, 4))
         job.come("a")
         assert (job.waiting.text, job.waiting.seconds) == ("1 node of 2 to 4 is here: a", 600)
         job.come("b", "c")
         assert (job.waiting.text, job.waiting.seconds) == ("3 nodes of 2 to 4 are here: a, b and c", 30)
 
     def test_nodes_on_one_machine_are_distinguished_by_the_ranks_that_they_were_given(self) -> None:
-        job = VirtualJob(rules(3, 3))
+        job = TorchJob(rules(3, 3))
         job.come("a", host="vm", preferred_rank=0)
         job.come("b", host="vm", preferred_rank=2)
         assert job.waiting.text == "2 nodes of 3 are here: node 0 (vm) and node 2 (vm); missing: node 1"
@@ -613,7 +614,7 @@ class TestWords:
         assert job.waiting.seconds is None
 
     def test_for_a_newcomer_that_is_gathered(self) -> None:
-        job = VirtualJob(rules(1, 3, scale_up_delay=10.0))
+        job = TorchJob(rules(1, 3, scale_up_delay=10.0))
         job.come("a")
         job.wait(31)
         job.come("b")
@@ -621,7 +622,7 @@ class TestWords:
         assert job.waiting.seconds == 10
 
     def test_of_many_nodes_at_once(self) -> None:
-        job = VirtualJob(rules(2, 7))
+        job = TorchJob(rules(2, 7))
         job.come(*"abcdefg")
         job.lose(*"cdef")
         job.report_phase("g", NodePhase.LEFT)
@@ -707,7 +708,7 @@ def test_a_change_by_the_gate_has_the_gate_as_its_author() -> None:
 
 
 def test_the_debug_lines_of_a_coordinator_name_requests_and_recovery() -> None:
-    job = VirtualJob(rules(1, 2, max_restarts=1))
+    job = TorchJob(rules(1, 2, max_restarts=1))
     job.coordinator.shows_changes = True
     job.come("a", "b")
     job.coordinator.take_log_lines()
@@ -725,7 +726,7 @@ def test_the_debug_lines_of_a_coordinator_name_requests_and_recovery() -> None:
 
 def test_what_waiting_nodes_read_is_made_of_what_the_decision_has_looked_at() -> None:
     """A node that drains takes no part in the next round, so it is not counted among those that are here."""
-    job = VirtualJob(rules(3, 3))
+    job = TorchJob(rules(3, 3))
     play(job, "come a b")
     plan = msgspec.structs.replace(job.plan, draining=(job.statuses["b"].key,))
     decision = decide(job_of(rules(3, 3)), plan, job.coordinator.nodes, job.now)
@@ -746,7 +747,7 @@ STEPS = st.lists(
 @settings(max_examples=150)
 @given(STEPS, st.integers(1, 3), st.integers(0, 3), st.integers(1, 2))
 def test_any_order_of_events_keeps_the_rules(steps: list[tuple[str, int]], least: int, budget: int, unit: int) -> None:
-    job = VirtualJob(rules(least, 4, max_restarts=budget, node_unit=unit, pend_timeout=60.0, join_timeout=60.0))
+    job = TorchJob(rules(least, 4, max_restarts=budget, node_unit=unit, pend_timeout=60.0, join_timeout=60.0))
     failures = 0
     for step, number in steps:
         name = f"n{number}"

@@ -7,7 +7,7 @@ from unittest.mock import patch
 
 import msgspec
 import pytest
-from support.virtual_job import rules
+from support.virtual_torch import rules
 
 from dlrover_run.coordination import coordinator as coordinators
 from dlrover_run.coordination.coordinator import RETURN_GRACE, Coordinator

@@ -6,7 +6,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from support.virtual_job import VirtualJob, play, rules
+from support.virtual import play
+from support.virtual_torch import TorchJob, rules
 
 from dlrover_run.coordination.decide import decide
 from dlrover_run.coordination.records.plan import PlanPhase
@@ -104,7 +105,7 @@ RESIZES = {
 
 @pytest.mark.parametrize("script", RESIZES.values(), ids=RESIZES)
 def test_another_size(script: str) -> None:
-    play(VirtualJob(rules(1, 4)), PAIR + script)
+    play(TorchJob(rules(1, 4)), PAIR + script)
 
 
 @pytest.mark.parametrize(
@@ -116,32 +117,32 @@ def test_another_size(script: str) -> None:
     ],
 )
 def test_a_size_that_is_refused_changes_nothing(size: str, why: str) -> None:
-    job = play(VirtualJob(rules(1, 4)), PAIR)
+    job = play(TorchJob(rules(1, 4)), PAIR)
     with pytest.raises(RequestFailed, match=why):
         job.scale(size)
     play(job, "wait 100; round 1 a b")
 
 
 def test_newcomers_that_wait_for_others_delay_no_drain() -> None:
-    job = VirtualJob(rules(1, 4, scale_up_delay=30.0))
+    job = TorchJob(rules(1, 4, scale_up_delay=30.0))
     play(job, PAIR + "mark a; drain b; come c d; wait 5; drained; round 1 a b; mark a; drained b")
 
 
 def test_a_size_is_a_multiple_of_the_unit() -> None:
-    job = play(VirtualJob(rules(2, 4, node_unit=2)), "come a b c d; round 1 a b c d")
+    job = play(TorchJob(rules(2, 4, node_unit=2)), "come a b c d; round 1 a b c d")
     play(job, "scale 3; round 2 a b")
     with pytest.raises(RequestFailed, match="no multiple of 2"):
         job.scale("3:3")
 
 
 def test_no_size_is_taken_after_the_first_success() -> None:
-    job = play(VirtualJob(rules(1, 4)), PAIR + "succeed b")
+    job = play(TorchJob(rules(1, 4)), PAIR + "succeed b")
     with pytest.raises(RequestFailed, match="succeeded already"):
         job.scale("1")
 
 
 def test_the_status_shows_the_size_and_what_it_waits_for() -> None:
-    job = play(VirtualJob(rules(1, 4)), PAIR + "mark a; scale 1; wait 10")
+    job = play(TorchJob(rules(1, 4)), PAIR + "mark a; scale 1; wait 10")
     found = job.coordinator.status("resnet", job.now)
     assert (found.desired_nodes, found.desired_by, found.change_waits) == ("1", "ann", True)
     assert found.change_seconds == SCALE_WAIT - 10
@@ -156,33 +157,33 @@ def test_the_status_shows_the_size_and_what_it_waits_for() -> None:
 
 @pytest.mark.parametrize("script", SCRIPTS.values(), ids=SCRIPTS)
 def test_a_planned_change(script: str) -> None:
-    play(VirtualJob(rules(1, 4)), PAIR + script)
+    play(TorchJob(rules(1, 4)), PAIR + script)
 
 
 def test_it_can_be_switched_off() -> None:
-    play(VirtualJob(rules(1, 4, scale_wait=0.0)), PAIR + "mark a; come c; round 2 a b c")
+    play(TorchJob(rules(1, 4, scale_wait=0.0)), PAIR + "mark a; come c; round 2 a b c")
 
 
 def test_newcomers_are_gathered_before_they_wait_for_a_checkpoint() -> None:
-    job = VirtualJob(rules(1, 5, scale_up_delay=10.0))
+    job = TorchJob(rules(1, 5, scale_up_delay=10.0))
     play(job, PAIR + "mark a; come c; mark a; wait 9; come d; mark a; wait 2; round 1 a b; mark a; round 2 a b c d")
 
 
 def test_newcomers_that_prepare_are_gathered_from_the_first_that_is_ready() -> None:
-    job = VirtualJob(rules(1, 5, scale_up_delay=10.0))
+    job = TorchJob(rules(1, 5, scale_up_delay=10.0))
     script = "come_preparing c d; wait 30; prepared c; wait 9; round 1 a b; prepared d; wait 2; round 2 a b c d"
     play(job, PAIR + script + "; restarts 0")
 
 
 def test_the_newcomer_reads_what_it_waits_for_and_how_long() -> None:
-    job = play(VirtualJob(rules(1, 4)), PAIR + "mark a; come c; wait 10")
+    job = play(TorchJob(rules(1, 4)), PAIR + "mark a; come c; wait 10")
     assert job.waiting.text == "2 nodes train; this one takes part after the next checkpoint"
     assert job.waiting.seconds == SCALE_WAIT - 10
 
 
 def test_a_node_that_saves_often_reports_it_once() -> None:
     """Its reports cause decisions, and writes in etcd."""
-    job = play(VirtualJob(rules(1, 4)), PAIR + "mark a")
+    job = play(TorchJob(rules(1, 4)), PAIR + "mark a")
     before = job.statuses["a"]
     job.mark("a", "a")
     assert job.statuses["a"] == before
@@ -217,7 +218,7 @@ def test_a_planted_defect_is_found(name: str, wrong: Any, monkeypatch: pytest.Mo
     failed = []
     for title, script in SCRIPTS.items():
         try:
-            play(VirtualJob(rules(1, 4)), PAIR + script)
+            play(TorchJob(rules(1, 4)), PAIR + script)
         except AssertionError:
             failed.append(title)
     assert failed
@@ -225,7 +226,7 @@ def test_a_planted_defect_is_found(name: str, wrong: Any, monkeypatch: pytest.Mo
 
 def test_a_round_of_nodes_that_save_is_known_to_save_when_it_is_formed() -> None:
     """Otherwise the next decision on the same reports would give another plan."""
-    job = play(VirtualJob(rules(1, 4)), PAIR + "mark a")
+    job = play(TorchJob(rules(1, 4)), PAIR + "mark a")
     coordinator = job.coordinator
     between = msgspec.structs.replace(job.plan, phase=PlanPhase.GATHERING, saves=False)
     formed = decide(coordinator.job, between, coordinator.nodes, job.plan.clock + 100).plan

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 from msgspec.structs import replace
-from support.virtual_job import VirtualJob, play, rules
+from support.virtual import play
+from support.virtual_torch import TorchJob, rules
 
 from dlrover_run.coordination.membership import KnownNode, KnownNodes, all_have_left
 from dlrover_run.coordination.records.plan import Plan, PlanPhase
@@ -105,7 +106,7 @@ def test_a_request_names_no_node_that_has_left() -> None:
 
 
 def test_the_size_that_a_job_was_started_with_is_no_other_size() -> None:
-    job = play(VirtualJob(rules(1, 3)), "come a b c; scale 2; round 2 a b; scale 3")
+    job = play(TorchJob(rules(1, 3)), "come a b c; scale 2; round 2 a b; scale 3")
     assert (job.plan.desired, len(job.ranks)) == (None, 3)
 
 
@@ -121,11 +122,11 @@ SPARES = {
 def test_what_a_node_beside_a_full_round_waits_for(
     nodes: tuple[int, int], script: str, changes: dict[str, object], reason: Reason
 ) -> None:
-    job = play(VirtualJob(rules(*nodes, **changes)), script)
+    job = play(TorchJob(rules(*nodes, **changes)), script)
     assert job.waiting.reasons == (Code.TRAINING(number=1), reason)
 
 
 def test_a_job_that_has_finished_names_no_failure() -> None:
-    job = play(VirtualJob(rules(1, 2)), "come a b; fail a; round 2 a b")
+    job = play(TorchJob(rules(1, 2)), "come a b; fail a; round 2 a b")
     assert job.plan.failure is not None
     assert play(job, "succeed a b; phase finished").plan.failure is None

@@ -7,7 +7,7 @@ from random import Random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.virtual_job import VirtualJob, rules
+from support.virtual_torch import TorchJob, rules
 
 from dlrover_run.coordination.membership import KnownNode
 from dlrover_run.coordination.records.plan import Plan, PlanPhase
@@ -99,7 +99,7 @@ def test_any_names_can_be_put_in_order(names: list[str], random: Random) -> None
 
 
 def test_global_ranks_count_the_workers_of_the_nodes_before() -> None:
-    job = VirtualJob(rules(3, 3))
+    job = TorchJob(rules(3, 3))
     job.come("a", workers=3, role="trainer")
     job.come("b", workers=1, role="reader")
     job.come("c", workers=2, role="trainer")

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from support.golden import assert_screens
-from support.virtual_job import VirtualJob, rules
+from support.virtual_torch import TorchJob, rules
 
 from dlrover_run.coordination.records.activity import (
     MAX_TASKS,
@@ -110,9 +110,9 @@ class TestWhenItIsReported:
         assert decode_from_node(message) == Report(with_activity(sent, report.current))
 
 
-def duo(**changes: object) -> VirtualJob:
+def duo(**changes: object) -> TorchJob:
     """A job that trains with a and b, both running, with c as its spare."""
-    job = VirtualJob(rules(2, 2, spares=1, **changes))
+    job = TorchJob(rules(2, 2, spares=1, **changes))
     job.come("a", "b", "c")
     for name in "ab":
         job.report(name, phase=NodePhase.RUNNING, ranks=job.coordinator.ranks(job.statuses[name].key))
@@ -124,13 +124,13 @@ def activity(steps: int, idle: float = 1.0, **changes: object) -> NodeActivity:
     return NodeActivity((slow, msgspec.structs.replace(slow, name="rank 1", steps=steps + 1, **changes)))
 
 
-def send(job: VirtualJob, name: str, what: NodeActivity | None) -> bool:
+def send(job: TorchJob, name: str, what: NodeActivity | None) -> bool:
     """Send a report in which only this is new. Return whether the coordinator would decide."""
     job.statuses[name] = msgspec.structs.replace(job.statuses[name], activity=what)
     return job.coordinator.receive(job.statuses[name], job.now)
 
 
-def node(job: VirtualJob, name: str, aged: bool = True) -> NodeStatus:
+def node(job: TorchJob, name: str, aged: bool = True) -> NodeStatus:
     status: JobStatus = job.coordinator.status("resnet", job.now, aged=aged)
     return next(each for each in status.nodes if each.node_id == name)
 

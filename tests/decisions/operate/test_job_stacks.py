@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 import pytest
 from support.golden import assert_screens
-from support.virtual_job import VirtualJob, rules
 from support.virtual_loop import run_virtually
+from support.virtual_torch import TorchJob, rules
 
 from dlrover_run.coordination.records.requests import RequestFailed
 from dlrover_run.coordination.records.round import NodeKey
@@ -51,14 +51,14 @@ A, B, C = (NodeKey(name, "1") for name in "abc")
 NODES = {A: NodeName(0, "n01", "a"), B: NodeName(1, "n02", "b"), C: NodeName(None, "n03", "c")}
 
 
-def trio() -> VirtualJob:
+def trio() -> TorchJob:
     """A job that trains with a and b, of two workers each, with c as its spare."""
-    job = VirtualJob(rules(2, 2, spares=1))
+    job = TorchJob(rules(2, 2, spares=1))
     job.come("a", "b", "c")
     return job
 
 
-def asked(job: VirtualJob, query: StackQuery) -> list[str]:
+def asked(job: TorchJob, query: StackQuery) -> list[str]:
     return [key.node_id for key in nodes_to_ask(job.plan, job.coordinator.nodes, query)]
 
 
@@ -82,7 +82,7 @@ class TestNodesThatReceiveTheRequest:
             asked(trio(), query)
 
     def test_a_job_without_a_round_has_no_ranks(self) -> None:
-        job = VirtualJob(rules(2, 2))
+        job = TorchJob(rules(2, 2))
         job.come("a")
         assert asked(job, StackQuery()) == ["a"]
         with pytest.raises(RequestFailed):

@@ -10,7 +10,7 @@ import pytest
 from support.golden import assert_screens
 from support.node_truth import Truth
 from support.policy_parts import check_part
-from support.virtual_job import KILLED, VirtualJob, rules
+from support.virtual_torch import KILLED, TorchJob, rules
 
 from dlrover_run.coordination.records.plan import PlanPhase
 from dlrover_run.coordination.records.report import NodePhase
@@ -34,29 +34,29 @@ from dlrover_run.spec import SpecError
 from dlrover_run.words.reasons import Code, codes
 
 
-def trio(**changes: object) -> VirtualJob:
+def trio(**changes: object) -> TorchJob:
     """A job that trains with a and b, with c as its spare."""
-    job = VirtualJob(rules(2, 2, spares=1, max_restarts=3, **changes))
+    job = TorchJob(rules(2, 2, spares=1, max_restarts=3, **changes))
     job.come("a", "b", "c")
     return job
 
 
-def status(job: VirtualJob) -> JobStatus:
+def status(job: TorchJob) -> JobStatus:
     return job.coordinator.status("resnet", job.now)
 
 
-def request(job: VirtualJob, action: Action, node: str = "") -> None:
+def request(job: TorchJob, action: Action, node: str = "") -> None:
     job.coordinator.request(OperatorRequest(action, node, by="ann@n01"), job.now)
     job.settle()
 
 
-def node(job: VirtualJob, name: str) -> NodeStatus:
+def node(job: TorchJob, name: str) -> NodeStatus:
     return next(each for each in status(job).nodes if each.node_id == name)
 
 
 class TestStatus:
     def test_a_waiting_job_shows_the_reason_and_the_time_left(self) -> None:
-        job = VirtualJob(rules(2, 2))
+        job = TorchJob(rules(2, 2))
         job.come("a")
         job.wait(5)
         found = status(job)
@@ -94,7 +94,7 @@ class TestStatus:
         assert node(job, "b").state is NodeCondition.DRAINING
 
     def test_a_node_that_is_checked_is_not_shown_as_waiting(self) -> None:
-        job = VirtualJob(rules(2, 2, check=CHECK_ONCE), truth=Truth())
+        job = TorchJob(rules(2, 2, check=CHECK_ONCE), truth=Truth())
         job.deaf = {"a", "b"}
         job.come("a", "b")
         assert {each.state for each in status(job).nodes} == {NodeCondition.CHECKING}
@@ -114,7 +114,7 @@ class TestStatus:
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(status_records, "MAX_SHOWN", 3)
-        job = VirtualJob(rules(5, 6, lost_after=10.0))
+        job = TorchJob(rules(5, 6, lost_after=10.0))
         job.come(*"abcdef")
         job.lose("e")
         found = status(job)
@@ -159,7 +159,7 @@ class TestDrain:
         job = trio()
         with pytest.raises(RequestFailed):
             request(job, Action.DRAIN, "n99")
-        same_host = VirtualJob(rules(2, 2))
+        same_host = TorchJob(rules(2, 2))
         same_host.come("a", "b", host="vm")
         with pytest.raises(RequestFailed, match="0, 1"):
             request(same_host, Action.DRAIN, "vm")
@@ -178,7 +178,7 @@ class TestStop:
         assert status(job).state is JobState.FAILED
 
     def test_a_job_that_waits_can_be_stopped_and_one_that_is_over_cannot(self) -> None:
-        job = VirtualJob(rules(2, 2))
+        job = TorchJob(rules(2, 2))
         job.come("a")
         request(job, Action.STOP)
         assert job.plan.phase is PlanPhase.FAILED
@@ -192,7 +192,7 @@ class TestStop:
             job.coordinator.request(OperatorRequest(Action.DRAIN, "b"), job.now)
 
     def test_a_running_node_check_ends_with_the_job(self) -> None:
-        job = VirtualJob(rules(2, 2, check=CHECK_ONCE), truth=Truth())
+        job = TorchJob(rules(2, 2, check=CHECK_ONCE), truth=Truth())
         job.deaf = {"a", "b"}
         job.come("a", "b")
         request(job, Action.STOP)
@@ -202,7 +202,7 @@ class TestStop:
 
 class TestText:
     def test_control_characters_of_a_node_are_replaced(self) -> None:
-        job = VirtualJob(rules(2, 2))
+        job = TorchJob(rules(2, 2))
         job.come("a", host="evil\x1b[2Jhost")
         assert "\x1b" not in render_status(status(job))
 
@@ -212,7 +212,7 @@ class TestDrainOfTooFew:
         assert drain_problem(status(trio()), "1") is None
 
     def test_a_drain_that_leaves_too_few_nodes_is_refused(self) -> None:
-        job = VirtualJob(rules(2, 2))
+        job = TorchJob(rules(2, 2))
         job.come("a", "b")
         assert drain_problem(status(job), "b") is not None
         assert drain_problem(status(job), "n99") is None, "the coordinator says that there is none"
@@ -297,7 +297,7 @@ class TestSince:
 
 
 def test_the_screens_are_those_of_the_golden_file() -> None:
-    waiting, failed, silent = VirtualJob(rules(2, 2)), trio(), trio(lost_after=4.0)
+    waiting, failed, silent = TorchJob(rules(2, 2)), trio(), trio(lost_after=4.0)
     waiting.come("a")
     failed.fail("b")
     silent.lose("b")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from support.virtual_job import VirtualJob, rules
+from support.virtual_torch import TorchJob, rules
 
 from dlrover_run import exit_codes
 from dlrover_run.command_line import help as pages
@@ -26,7 +26,7 @@ class StoppingJob:
 
     async def ask(self, request: OperatorRequest | None = None) -> JobStatus:
         if request is not None:
-            job = VirtualJob(rules(1, 1))
+            job = TorchJob(rules(1, 1))
             job.come("a")
             return job.coordinator.status(self.name, job.now)
         if not self._ends:

@@ -11,12 +11,12 @@ from typing import Any
 
 import msgspec
 from support.policy_parts import tasks_of
-from virtual_cluster import LEFT, OUT_OF_MEMORY, VirtualCluster
+from support.virtual_servers import LEFT, OUT_OF_MEMORY, ServersJob
 
 from dlrover_run.coordination.coordinator import Coordinator
 from dlrover_run.coordination.records.parts import with_part
 from dlrover_run.coordination.records.plan import PlanPhase
-from dlrover_run.coordination.records.requests import Action, OperatorRequest
+from dlrover_run.coordination.records.requests import Action
 from dlrover_run.coordination.records.rules import JobRules
 from dlrover_run.features.autoscale.model import AutoscaleState
 from dlrover_run.features.autoscale.rules import STRONG, AutoscaleRules
@@ -62,7 +62,7 @@ class Model:
         return round(self.size / servers)
 
 
-class ScaledCluster(VirtualCluster):
+class ScaledCluster(ServersJob):
     """A job on one node with room for all, or on the nodes that the test lets come."""
 
     def __init__(self, model: Model, rules: JobRules | None = None, here: bool = True, **rooms: int) -> None:
@@ -133,7 +133,7 @@ class ScaledCluster(VirtualCluster):
         if with_journal:
             self.succeed_coordinator()
             return
-        orders = {name: self.order_if_any(name) for name in self.statuses}
+        orders = {name: self.order_if_any(name) for name in self.present}
         epoch = self.plan.epoch + 1
         for name, order in orders.items():
             status = self.statuses[name]
@@ -143,19 +143,17 @@ class ScaledCluster(VirtualCluster):
                 status = msgspec.structs.replace(status, parts=(memory.add_to(part),), known_round=self.plan.key)
             self.statuses[name] = msgspec.structs.replace(status, epoch=self.plan.epoch)
         self.coordinator = Coordinator(self.rules, self.now, epoch + 70_000)
-        for name in self.statuses:
-            self._receive(name)
+        for name in self.present:
+            self.send(name)
         self.wait(7)
 
     def request_auto(self, *roles: Role) -> None:
-        request = OperatorRequest(Action.SCALE, by="ann", part=ScaleRequest(auto=roles))
-        self.coordinator.request(request, self.now)
-        self.settle()
+        self.request(Action.SCALE, part=ScaleRequest(auto=roles))
 
     def _boot(self) -> None:
         """Every task that was started becomes ready."""
         for role in (Role.PS, Role.CHIEF, Role.WORKER):
-            for name in list(self.statuses):
+            for name in self.present:
                 part = tasks_of(self.statuses[name])
                 for task in part.tasks if part is not None else ():
                     if task.key.role is role and task.stage is TaskStage.STARTED:
@@ -169,8 +167,8 @@ class ScaledCluster(VirtualCluster):
         version = self.cluster.version
         if self._began[0] != version:
             self._began = version, self.now
-        for name, status in self.statuses.items():
-            part = tasks_of(status)
+        for name in self.present:
+            part = tasks_of(self.statuses[name])
             hosted = {task.role for task in self.cluster.tasks if task.node_id == name}
             pace = load = None
             if Role.CHIEF in hosted and self.step >= 1:
@@ -179,4 +177,4 @@ class ScaledCluster(VirtualCluster):
                 load = ServerLoad(version, self.model.processor(trainers, servers), self.model.memory(servers))
             if part is not None:
                 self._replace(name, pace=pace, load=load)
-                self._receive(name)
+                self.send(name)

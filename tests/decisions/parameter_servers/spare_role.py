@@ -23,8 +23,8 @@ rules.ROLES[SPARE] = rules.RoleSpec(
     purpose="spares",
 )
 
-from virtual_cluster import KILLED, SUCCESS, VirtualCluster  # noqa: E402
-from virtual_cluster import rules as job_rules  # noqa: E402
+from support.virtual_servers import KILLED, SUCCESS, ServersJob  # noqa: E402
+from support.virtual_servers import rules as job_rules  # noqa: E402
 
 from dlrover_run.coordination.records.plan import PlanPhase  # noqa: E402
 from dlrover_run.environment.records import Detected  # noqa: E402
@@ -68,8 +68,8 @@ def exits() -> None:
     assert classify_exit(ExitInfo(SPARE, end, lived=1.0)).cause is EndCause.SUCCESS
 
 
-def job() -> VirtualCluster:
-    job = VirtualCluster(job_rules(1, 0, max_restarts=1))
+def job() -> ServersJob:
+    job = ServersJob(job_rules(1, 0, max_restarts=1))
     job.come("a", workers=0, ps=1, spare=2)
     job.train()
     assert job.ids(SPARE) == ["spare-0", "spare-1"]
@@ -77,7 +77,7 @@ def job() -> VirtualCluster:
 
 
 def placement() -> None:
-    few = VirtualCluster(job_rules(1, 0))
+    few = ServersJob(job_rules(1, 0))
     few.come("a", workers=0, ps=1)
     assert few.plan.phase is PlanPhase.GATHERING
     few.come("b", chief=0, workers=0, ps=0, spare=1)

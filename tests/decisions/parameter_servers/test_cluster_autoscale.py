@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 from scaled_cluster import LIMITS, TICK, Model, ScaledCluster, autoscaled
-from virtual_cluster import OUT_OF_MEMORY, SUCCESS, VirtualCluster, rules
+from support.virtual_servers import OUT_OF_MEMORY, SUCCESS, ServersJob, rules
 
 from dlrover_run.coordination.records.plan import PlanPhase
 from dlrover_run.coordination.records.requests import RequestFailed
@@ -46,7 +46,7 @@ def settled(model: Model, **more: int) -> ScaledCluster:
     return job
 
 
-def choice_of(job: VirtualCluster) -> SizeChoice:
+def choice_of(job: ServersJob) -> SizeChoice:
     choice = job.cluster.size_choice
     assert choice is not None
     return choice

@@ -7,7 +7,8 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from virtual_cluster import KILLED, LEFT, OUT_OF_MEMORY, REPEATED, SUCCESS, VirtualCluster, play, rules
+from support.virtual import play
+from support.virtual_servers import KILLED, LEFT, OUT_OF_MEMORY, REPEATED, SUCCESS, ServersJob, rules
 
 from dlrover_run.coordination.records.plan import PlanPhase
 from dlrover_run.coordination.records.report import NodePhase
@@ -22,9 +23,9 @@ from tf_ps_runner.cluster.text import training
 from tf_ps_runner.cluster.view import ClusterView
 
 
-def running(ps: int = 2, workers: int = 2, restored: int = 0, **changes: object) -> VirtualCluster:
+def running(ps: int = 2, workers: int = 2, restored: int = 0, **changes: object) -> ServersJob:
     """A job that trains on one node."""
-    job = VirtualCluster(rules(ps, workers, **changes))
+    job = ServersJob(rules(ps, workers, **changes))
     job.come("a", workers=4, ps=4, evaluator=int(bool(changes.get("evaluator"))))
     if job.plan.phase is PlanPhase.GATHERING:
         job.wait(30.1)
@@ -48,8 +49,8 @@ PAUSE = RUN + "ps ps-0 ps-1 ps-2; scale ps=2; obey; ready ps-3 ps-4; stage pausi
 """A job that goes from three servers to two, whose workers have to leave."""
 
 
-def apart(**changes: object) -> VirtualCluster:
-    job = play(VirtualCluster(rules(2, 2, **changes)), APART)
+def apart(**changes: object) -> ServersJob:
+    job = play(ServersJob(rules(2, 2, **changes)), APART)
     return play(job, "ps_on b c; chief_on a; worker_on a a")
 
 
@@ -58,7 +59,7 @@ RANGE = rules(1, 2, max_ps=3)
 SCENARIOS = {
     "a job begins at once where one node has room for all": (
         rules(2, 3),
-        "come a workers=3; phase training; version 1; ps ps-0 ps-1; chief chief-0; worker worker-0 worker-1 worker-2",
+        "come a workers=3; phase training; number 1; ps ps-0 ps-1; chief chief-0; worker worker-0 worker-1 worker-2",
     ),
     "it waits for room for the least of everything and a chief": (
         rules(2, 1, min_workers=1),
@@ -70,25 +71,25 @@ SCENARIOS = {
     "too few servers go on when a node joins": (
         rules(),
         APART + "lose c d; wait 1.1; phase gathering; obey; come e chief=0 workers=0 ps=1;"
-        "phase training; version 2; ps_on b e",
+        "phase training; number 2; ps_on b e",
     ),
-    "a silent server counts as a failure": (rules(), RUN + "silent ps-0; version 2; failures ps=1"),
+    "a silent server counts as a failure": (rules(), RUN + "silent ps-0; number 2; failures ps=1"),
     "servers that end at once cost one restart": (
-        rules(4, 2, max_restarts=1), RUN + "end_together ps-0 ps-1 ps-2 ps-3; version 2; failures ps=1",
+        rules(4, 2, max_restarts=1), RUN + "end_together ps-0 ps-1 ps-2 ps-3; number 2; failures ps=1",
     ),
     "failures of other tasks that it explains are not charged": (
         rules(max_restarts=1), RUN + "end_together ps-0 chief-0 worker-0 worker-1; failures ps=1",
     ),
     # The end of another task.
-    "a chief is replaced alone": (rules(), RUN + "end chief-0; version 1; stage training; chief chief-1"),
+    "a chief is replaced alone": (rules(), RUN + "end chief-0; number 1; stage training; chief chief-1"),
     "a chief moves in the same version before any data can have been used": (
         rules(1, 0),
-        "come a ps=0; come b chief=0 ps=1; come c ps=0; chief_on a; lose a; wait 1.1; version 1; chief_on c",
+        "come a ps=0; come b chief=0 ps=1; come c ps=0; chief_on a; lose a; wait 1.1; number 1; chief_on c",
     ),
     "a chief without room is waited for": (
         rules(1, 0),
-        "come a ps=0; come b chief=0 ps=1; train; lose a; wait 1.1; phase training; version 1; chief;"
-        "come c ps=0; version 2; chief_on c",
+        "come a ps=0; come b chief=0 ps=1; train; lose a; wait 1.1; phase training; number 1; chief;"
+        "come c ps=0; number 2; chief_on c",
     ),
     "a worker that has succeeded is started again only when the model goes back": (
         rules(), RUN + "succeed worker-0; worker worker-1; end ps-0; worker worker-2 worker-3",
@@ -96,13 +97,13 @@ SCENARIOS = {
     "an evaluator outlives versions": (
         rules(evaluator=1),
         EVALUATED
-        + "ready evaluator-0; end ps-0; evaluator evaluator-0; end evaluator-0; evaluator evaluator-1; version 2",
+        + "ready evaluator-0; end ps-0; evaluator evaluator-0; end evaluator-0; evaluator evaluator-1; number 2",
     ),
     "a node of the role evaluator may join last": (
-        rules(), RUN + "come e chief=0 workers=0 ps=0 evaluator=1; evaluator evaluator-0; version 1",
+        rules(), RUN + "come e chief=0 workers=0 ps=0 evaluator=1; evaluator evaluator-0; number 1",
     ),
     "without that node the job goes on": (
-        rules(), RUN + "come e chief=0 workers=0 ps=0 evaluator=1; obey; lose e; wait 10; evaluator; version 1",
+        rules(), RUN + "come e chief=0 workers=0 ps=0 evaluator=1; obey; lose e; wait 10; evaluator; number 1",
     ),
     "an evaluator that has succeeded is not started again": (
         rules(evaluator=1), EVALUATED + "succeed evaluator-0; evaluator",
@@ -112,16 +113,16 @@ SCENARIOS = {
         RANGE, PAUSE + "reshaped worker-0; scale ps=2 workers=0; stage pausing; reshaped worker-1; stage saving",
     ),
     "a server that dies meanwhile is replaced by those that were coming": (
-        RANGE, RUN + "scale ps=2; end ps-0; version 2; ps ps-3 ps-4",
+        RANGE, RUN + "scale ps=2; end ps-0; number 2; ps ps-3 ps-4",
     ),
     "a server that dies while the chief saves makes it unplanned": (
-        RANGE, PAUSE + "reshaped worker-0 worker-1; end ps-0; version 2; stage starting; ps ps-3 ps-4; failures ps=1",
+        RANGE, PAUSE + "reshaped worker-0 worker-1; end ps-0; number 2; stage starting; ps ps-3 ps-4; failures ps=1",
     ),
     "a chief that dies before it has saved is replaced and saves": (
-        RANGE, PAUSE + "reshaped worker-0 worker-1; end chief-0; version 1; stage saving; chief chief-1",
+        RANGE, PAUSE + "reshaped worker-0 worker-1; end chief-0; number 1; stage saving; chief chief-1",
     ),
     "a next server that dies disturbs no task": (
-        RANGE, RUN + "scale ps=2; obey; end ps-3; stage changing; next ps-5 ps-6; version 1",
+        RANGE, RUN + "scale ps=2; obey; end ps-3; stage changing; next ps-5 ps-6; number 1",
     ),
     "a request that is withdrawn ends the change": (RANGE, RUN + "scale ps=2; scale ps=3; stage training; next"),
     "another request begins another change": (RANGE, RUN + "scale ps=2; scale ps=1; next ps-5"),
@@ -152,35 +153,35 @@ SCENARIOS = {
         rules(), "come a; obey; ready ps-0 ps-1; succeed chief-0; phase finished",
     ),
     "a server that dies at the end matters no more": (
-        rules(), RUN + "succeed chief-0; end ps-0; phase training; version 1",
+        rules(), RUN + "succeed chief-0; end ps-0; phase training; number 1",
     ),
     "a chief that succeeds while a change goes on ends the job": (
         rules(1, 0, max_ps=3), RUN + "scale ps=2; succeed chief-0; phase finished",
     ),
-    "the job fails when every node has left": (rules(), RUN + "gone a; phase failed"),
+    "the job fails when every node has left": (rules(), RUN + "left a; phase failed"),
     # The same two departures in either order, as for rounds of workers.
     "a node that is lost while the last one leaves is waited for": (
-        rules(), TWO_NODES + "lose b; wait 0.5; leaving a; gone a; lose a; wait 5; phase gathering"
+        rules(), TWO_NODES + "lose b; wait 0.5; leaving a; left a; lose a; wait 5; phase gathering"
     ),
     "a node that is lost after the last one has left is waited for": (
-        rules(), TWO_NODES + "leaving a; gone a; lose a; wait 0.1; lose b; wait 5; phase gathering"
+        rules(), TWO_NODES + "leaving a; left a; lose a; wait 0.1; lose b; wait 5; phase gathering"
     ),
-    "a successor decides on the end of a server": (rules(), RUN + "successor; end ps-0; version 2"),
+    "a successor decides on the end of a server": (rules(), RUN + "successor; end ps-0; number 2"),
     "a successor decides on the end of a worker": (
-        rules(), RUN + "successor; end worker-0; version 1; worker worker-2 worker-1",
+        rules(), RUN + "successor; end worker-0; number 1; worker worker-2 worker-1",
     ),
-    "a successor decides on the end of a chief": (rules(), RUN + "successor; end chief-0; version 1; chief chief-1"),
+    "a successor decides on the end of a chief": (rules(), RUN + "successor; end chief-0; number 1; chief chief-1"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize(("job_rules", "script"), SCENARIOS.values(), ids=SCENARIOS)
 def test_what_follows_from_events(job_rules: JobRules, script: str) -> None:
-    play(VirtualCluster(job_rules), script)
+    play(ServersJob(job_rules), script)
 
 
 class TestStart:
     def test_has_a_last_call_where_more_may_come(self) -> None:
-        job = VirtualCluster(rules(1, 0, max_ps=4))
+        job = ServersJob(rules(1, 0, max_ps=4))
         job.come("a")
         job.wait(29)
         assert job.plan.phase is PlanPhase.GATHERING
@@ -189,14 +190,14 @@ class TestStart:
         assert "no other node came for 30 s" in job.plan.reason
 
     def test_fails_when_too_few_come(self) -> None:
-        job = VirtualCluster(rules(2, 0))
+        job = ServersJob(rules(2, 0))
         job.come("a", ps=1)
         job.wait(601)
         assert job.plan.phase is PlanPhase.FAILED
         assert job.plan.reason == "after 600 s a is here: there is room for 1 of at least 2 parameter servers"
 
     def test_starts_nothing_before_every_address_is_known(self) -> None:
-        job = VirtualCluster(rules(2, 0))
+        job = ServersJob(rules(2, 0))
         job.deaf.add("b")
         job.come("a", ps=1)
         job.come("b", chief=0, workers=0, ps=1)
@@ -211,7 +212,7 @@ class TestStart:
         assert order.chief
 
     def test_opens_the_gate_once_servers_answer_and_the_chief_has_a_model(self) -> None:
-        job = VirtualCluster(rules(2, 1))
+        job = ServersJob(rules(2, 1))
         job.come("a")
         job.obey()
         for name in ("ps-0", "chief-0", "ps-1"):
@@ -296,7 +297,7 @@ class TestServers:
 
     def test_the_gate_stays_closed_while_a_process_of_before_lives(self) -> None:
         job = apart()
-        job.phase("b", NodePhase.LEAVING)
+        job.report_leaving("b", NodePhase.LEAVING)
         job.deaf.add("b")
         job.end("ps-1")
         assert job.hosts(Role.PS) == ["d", "c"]
@@ -311,7 +312,7 @@ class TestServers:
 
     def test_a_process_that_never_ends_fails_the_job(self) -> None:
         job = apart()
-        job.phase("b", NodePhase.LEAVING)
+        job.report_leaving("b", NodePhase.LEAVING)
         job.deaf.add("b")
         job.end("ps-1")
         job.obey()
@@ -345,7 +346,7 @@ class TestOthers:
 
     def test_a_node_that_leaves_gives_its_chief_away_once_that_has_saved(self) -> None:
         job = apart()
-        job.phase("a", NodePhase.LEAVING)
+        job.report_leaving("a", NodePhase.LEAVING)
         assert (job.stage, job.hosts(Role.CHIEF)) == (Stage.CHANGING, ["a"])
         assert job.plan.reason.startswith("a was asked to leave, and the chief moves: ps-2 and ps-3 are started")
         job.obey()
@@ -359,7 +360,7 @@ class TestOthers:
 
     def test_a_second_chief_is_not_started_while_the_first_one_lives(self) -> None:
         job = apart()
-        job.phase("a", NodePhase.LEAVING)
+        job.report_leaving("a", NodePhase.LEAVING)
         job.deaf.add("a")
         job.end("ps-0")
         assert job.hosts(Role.CHIEF) == ["d"]
@@ -398,7 +399,7 @@ class TestOthers:
         assert "the evaluation has failed" in job.plan.reason
 
     def test_but_not_for_ever(self) -> None:
-        job = VirtualCluster(rules(1, 0))
+        job = ServersJob(rules(1, 0))
         job.come("a", ps=0)
         job.come("b", chief=0, ps=1)
         job.train()
@@ -409,7 +410,7 @@ class TestOthers:
 
 
 def test_a_change_goes_on_without_those_that_do_not_leave_in_time() -> None:
-    job = play(VirtualCluster(RANGE), PAUSE + "wait 60.1; version 2")
+    job = play(ServersJob(RANGE), PAUSE + "wait 60.1; number 2")
     assert "worker-0 and worker-1 did not leave within 60 s, so what was not saved is lost" in job.plan.reason
 
 
@@ -481,7 +482,7 @@ class TestWords:
         assert text in job.plan.reason
 
     def test_a_request_that_waits_for_the_model_is_reported_once(self) -> None:
-        job = VirtualCluster(rules(1, 0, max_ps=2))
+        job = ServersJob(rules(1, 0, max_ps=2))
         job.come("a")
         job.obey()
         job.scale(ps=1)
@@ -519,7 +520,7 @@ class TestWords:
 STEPS_IN = "this node waits as a spare"
 
 
-def waiting(job: VirtualCluster) -> str:
+def waiting(job: ServersJob) -> str:
     """Return what a node that hosts no task receives."""
     return job.coordinator.waiting(job.now).text
 
@@ -557,7 +558,7 @@ class TestScaleRequests:
             running().scale(ps=3)
 
     def test_while_a_node_is_disconnected_the_refusal_says_that_it_may_come_back(self) -> None:
-        job = VirtualCluster(rules(2, 4))
+        job = ServersJob(rules(2, 4))
         job.come("a")
         job.come("d", chief=0, ps=0)
         job.wait(30.1)
@@ -565,7 +566,7 @@ class TestScaleRequests:
         job.coordinator.disconnect(job.statuses["d"].key, job.now)
         with pytest.raises(RequestFailed, match="may come back"):
             job.scale(workers=4)
-        job.phase("d", NodePhase.WAITING)
+        job.report_leaving("d", NodePhase.WAITING)
         assert "4 workers" in job.scale(workers=4)
         job.lose("d")
         job.wait(60)
@@ -638,7 +639,7 @@ class TestBudgets:
 
     @pytest.mark.parametrize(("role", "name"), [(Role.PS, "ps-0"), (Role.CHIEF, "chief-0")])
     def test_what_is_not_ready_in_time_is_replaced(self, role: Role, name: str) -> None:
-        job = VirtualCluster(rules())
+        job = ServersJob(rules())
         job.come("a")
         job.obey()
         job.ready(*(one for one in ("ps-0", "ps-1") if one != name))
@@ -706,7 +707,7 @@ def test_a_decision_on_workers_that_end_together_looks_at_each_of_them_a_few_tim
     """Workers leave in one network failure. A decision that looked at all of them for each of them kept
     the master from reading heartbeats for 8 s where there were 800, and for 57 s where there were 1,600."""
     number = 200
-    job = VirtualCluster(rules(ps=1, workers=number))
+    job = ServersJob(rules(ps=1, workers=number))
     job.come("a", chief=1, workers=number, ps=1)
     job.train()
     looks = 0

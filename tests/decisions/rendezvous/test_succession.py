@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from support.virtual_job import VirtualJob
+from support.virtual_torch import TorchJob
 
 from dlrover_run.coordination.coordinator import RETURN_GRACE, Coordinator
 from dlrover_run.coordination.records.plan import PlanPhase
@@ -126,7 +126,7 @@ def test_two_successors_never_both_have_enough_members(members: int) -> None:
 @pytest.mark.parametrize(("here", "forms"), [("bc", False), ("bcd", True)])
 def test_a_master_in_place_of_the_first_one_needs_a_quorum_of_the_listed_nodes(here: str, forms: bool) -> None:
     rules = JobRules(min_nodes=2, max_nodes=4, last_call_timeout=1.0)
-    job = VirtualJob(rules)
+    job = TorchJob(rules)
     job.coordinator = Coordinator(rules, job.now, 9, names_successors=True, lost=LostMaster(4, 0))
     job.come(*here)
     job.wait(RETURN_GRACE + 5.0)
@@ -140,9 +140,9 @@ def test_a_master_in_place_of_the_first_one_needs_a_quorum_of_the_listed_nodes(h
         assert sorted(job.ranks) == ["b", "c", "d"]
 
 
-def succeeded(ended: int, rules: JobRules) -> VirtualJob:
+def succeeded(ended: int, rules: JobRules) -> TorchJob:
     """Four nodes train, and the machine of the first is lost with the master; the next master has no report yet."""
-    job = VirtualJob(rules)
+    job = TorchJob(rules)
     job.come("a", "b", "c", "d")
     assert job.ranks == ["a", "b", "c", "d"]
     job.away |= set("abcd")

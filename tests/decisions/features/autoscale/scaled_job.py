@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from msgspec.structs import replace
-from support.virtual_job import VirtualJob, rules
+from support.virtual_torch import TorchJob, rules
 
 from dlrover_run.coordination.records.plan import PlanPhase
 from dlrover_run.coordination.records.report import NodePhase
-from dlrover_run.coordination.records.requests import Action, OperatorRequest
+from dlrover_run.coordination.records.requests import Action
 from dlrover_run.coordination.records.round import Failure, RoundKey
 from dlrover_run.features.autoscale.command import CommandKey, CommandResult
 from dlrover_run.features.autoscale.model import AutoscaleAssignment, AutoscaleNodeReport, AutoscaleState
@@ -24,7 +24,7 @@ KNEE = {1: 10.0, 2: 20.0, 3: 20.5, 4: 21.0}
 FLAT = {1: 10.0, 2: 10.0, 3: 10.0, 4: 10.0}
 
 
-class ScaledJob(VirtualJob):
+class ScaledJob(TorchJob):
     """A job of at most four nodes; `curve` gives the steps per second of each size."""
 
     def __init__(
@@ -114,8 +114,7 @@ class ScaledJob(VirtualJob):
 
     def request_auto(self) -> None:
         """An operator gives the size back to the policy."""
-        self.coordinator.request(OperatorRequest(Action.SCALE, by="ann"), self.now)
-        self.settle()
+        self.request(Action.SCALE)
 
     def take_over(self, epoch: int, with_journal: bool) -> None:
         """Another coordinator takes over, and all nodes connect to it."""

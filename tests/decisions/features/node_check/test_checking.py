@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.node_truth import Truth
 from support.policy_parts import check_part, check_report, check_state, fold
-from support.virtual_job import VirtualJob, play, rules
+from support.virtual import play
+from support.virtual_torch import TorchJob, rules
 
 from dlrover_run.coordination.records.plan import Plan, PlanPhase
 from dlrover_run.coordination.records.report import NodePhase, NodeReport
@@ -35,26 +36,26 @@ from dlrover_run.words.reasons import Code
 TIMEOUT = 40.0
 
 
-def checked_job(least: int, most: int, truth: Truth | None = None, **changes: object) -> VirtualJob:
-    return VirtualJob(once(least, most, **changes), truth=truth or Truth())
+def checked_job(least: int, most: int, truth: Truth | None = None, **changes: object) -> TorchJob:
+    return TorchJob(once(least, most, **changes), truth=truth or Truth())
 
 
-def health(job: VirtualJob) -> dict[str, HealthStatus]:
+def health(job: TorchJob) -> dict[str, HealthStatus]:
     return {node_health.node_id: node_health.status for node_health in check_state(job.plan).health}
 
 
-def dismissed(job: VirtualJob) -> list[str]:
+def dismissed(job: TorchJob) -> list[str]:
     """Return the nodes that the reasons of the plan name as dismissed."""
     return [str(one.params["host"]) for one in job.plan.reasons if NodeCheckCode.DISMISSED.within([one])]
 
 
-def node_health(job: VirtualJob, name: str) -> NodeHealth:
+def node_health(job: TorchJob, name: str) -> NodeHealth:
     found = check_part(job.assignment(name)).health
     assert found is not None
     return found
 
 
-def trains(job: VirtualJob, *ranks: str) -> bool:
+def trains(job: TorchJob, *ranks: str) -> bool:
     return job.plan.phase is PlanPhase.TRAINING and job.ranks == list(ranks)
 
 
@@ -167,7 +168,7 @@ SCENARIOS = {
 
 @pytest.mark.parametrize(("job_rules", "truth", "script"), SCENARIOS.values(), ids=SCENARIOS)
 def test_what_follows_from_a_check(job_rules: JobRules, truth: Truth, script: str) -> None:
-    play(VirtualJob(job_rules, truth=truth), script)
+    play(TorchJob(job_rules, truth=truth), script)
 
 
 def test_a_lost_node_is_not_waited_for() -> None:
@@ -367,7 +368,7 @@ class TestRound:
         assert trains(job, "a", "b")
         assert [row.gigabytes for row in check_state(job.plan).health] == [5.0, 5.0]
 
-    def answered(self, *tried: tuple[LinkResult, ...], problems: tuple[str, str, str] = ("", "", "")) -> VirtualJob:
+    def answered(self, *tried: tuple[LinkResult, ...], problems: tuple[str, str, str] = ("", "", "")) -> TorchJob:
         """Three nodes, a group of three, with reports of this many of their links."""
         job = checked_job(3, 3)
         job.mute = {"a", "b", "c"}

@@ -7,7 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 from msgspec.structs import replace
-from support.virtual_job import VirtualJob, play, rules
+from support.virtual import play
+from support.virtual_torch import TorchJob, rules
 
 from dlrover_run.coordination.membership import KnownNode
 from dlrover_run.coordination.records.plan import Plan
@@ -42,7 +43,7 @@ OLDER = (SurvivorsCode.OLDER_TORCH(version="2.13.0"),)
 UNABLE = {"older torch": OLDER, "no block": (SurvivorsCode.NO_BLOCK(worker="rank 0"),)}
 
 
-class SurvivingJob(VirtualJob):
+class SurvivingJob(TorchJob):
     """A job whose nodes report stores and handles when a test says so. Each node has two workers."""
 
     def __init__(self) -> None:

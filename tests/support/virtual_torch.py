@@ -1,24 +1,23 @@
-"""A job in virtual time for tests of decisions: nodes are names, and the test writes every report and every second."""
+"""The virtual job whose program is torch: rounds of nodes with ranks, and the node check."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 
 import msgspec
 
 from dlrover_run.coordination.coordinator import Coordinator
 from dlrover_run.coordination.records.assignment import Assignment, Waiting
-from dlrover_run.coordination.records.plan import OVER, Plan, PlanPhase
+from dlrover_run.coordination.records.plan import OVER, PlanPhase
 from dlrover_run.coordination.records.report import NodePhase, NodeReport
-from dlrover_run.coordination.records.requests import Action, OperatorRequest
-from dlrover_run.coordination.records.round import Failure, NodeKey, RankAssignment
+from dlrover_run.coordination.records.requests import Action
+from dlrover_run.coordination.records.round import Failure, RankAssignment
 from dlrover_run.coordination.records.rules import JobRules
 from dlrover_run.features.node_check.decision.model import HealthStatus, NodeCheckReport
 from dlrover_run.features.node_check.rules import NodeCheckRules
-from dlrover_run.words.reasons import codes
 from support.node_truth import Truth
 from support.policy_parts import check_part, check_report, check_state, fold
+from support.virtual import COMMON_EVENTS, COMMON_FACTS, VirtualJob
 
 KILLED = Failure(rank=1, host="b", exit_text="was killed by SIGKILL", node_rank=1)
 LOST_PEER = Failure(
@@ -26,33 +25,26 @@ LOST_PEER = Failure(
 )
 
 
-class VirtualJob:
-    """A coordinator with nodes that accept their assignments at once, unless they are *deaf* (they receive nothing).
+class TorchJob(VirtualJob):
+    """A job whose nodes accept their assignments at once, unless they are deaf.
 
     Nodes keep their state when another coordinator takes over. With a `truth` they compute when they join, and do the
     tasks of a node check, unless they are *mute* (they report nothing about tasks).
     """
 
     def __init__(self, rules: JobRules, epoch: int = 5, truth: Truth | None = None) -> None:
-        self.rules = rules
+        super().__init__(rules, epoch)
         self.truth = truth
         self.mute: set[str] = set()
-        self.lines: list[str] = []
-        self.now = 1000.0
-        self.coordinator = Coordinator(rules, self.now, epoch)
-        self.statuses: dict[str, NodeReport] = {}
-        self.away: set[str] = set()
-        self.deaf: set[str] = set()
-        self.stored: list[Plan] = []
-        self._ports = itertools.count(2000)
-
-    @property
-    def plan(self) -> Plan:
-        return self.coordinator.plan
 
     @property
     def ranks(self) -> list[str]:
         return [member.node_id for member in self.plan.members]
+
+    def round(self) -> list[str]:
+        """Return the number and the nodes of the round that trains, after the phase of a job that does not train."""
+        phase = [] if self.plan.phase is PlanPhase.TRAINING else [self.plan.phase.value]
+        return [*phase, str(self.plan.key.number), *self.ranks]
 
     def come(self, *names: str, incarnation: str = "1", **changes: object) -> None:
         """Nodes join, all at the same time."""
@@ -76,18 +68,17 @@ class VirtualJob:
         self.settle()
 
     def report(self, name: str, **changes: object) -> None:
-        """Send a report of a node with these changes. It is received unless the connection of the node has ended."""
-        status = self.statuses[name]
-        self.statuses[name] = msgspec.structs.replace(status, **fold(NodeCheckReport, changes, status.parts))
-        if name not in self.away:
-            self.coordinator.receive(self.statuses[name], self.now)
-            self.settle()
+        """As `send`, with the fields of the node check by name too."""
+        self.send(name, **fold(NodeCheckReport, changes, self.statuses[name].parts))
 
     def report_phase(
         self, name: str, phase: NodePhase, failure: Failure | None = None, progressed: bool = False
     ) -> None:
         """Report the phase of a node in the round in which it has ranks."""
         self.report(name, phase=phase, failure=failure, progressed=progressed)
+
+    def report_leaving(self, name: str, phase: NodePhase) -> None:
+        self.report_phase(name, phase)
 
     def mark(self, *names: str) -> None:
         """Workers of these nodes mark a checkpoint, which their agents report as the product's do."""
@@ -101,44 +92,8 @@ class VirtualJob:
         for name in names:
             self.report_phase(name, NodePhase.SUCCEEDED, progressed=True)
 
-    def lose(self, *names: str) -> None:
-        for name in names:
-            self.away.add(name)
-            self.coordinator.disconnect(self.statuses[name].key, self.now)
-        self.settle()
-
-    def come_back(self, *names: str) -> None:
-        """These nodes reconnect, with their last reports."""
-        for name in names:
-            self.away.discard(name)
-            self.coordinator.receive(self.statuses[name], self.now)
-        self.settle()
-
-    def wait(self, seconds: float) -> None:
-        """Let time pass, with a decision at every deadline of the coordinator."""
-        end = self.now + seconds
-        while (due := self.coordinator.wake_at()) is not None and due <= end:
-            assert due > self.now - 1e-6, "the next decision is due in the past"
-            self.now = max(due, self.now + 1e-6)
-            self.settle()
-        self.now = end
-        self.settle()
-
-    def stall(self, seconds: float) -> None:
-        """Stop the coordinator for that long; it notices the stall."""
-        self.now += seconds
-        self.coordinator.compensate_stall(seconds)
-        self.settle()
-
-    def settle(self) -> None:
-        """Decide until nothing changes, and every node that is not deaf has its assignment."""
-        while True:
-            while self.coordinator.advance(self.now):
-                self.stored.append(self.plan)
-            self.lines += self.coordinator.take_log_lines()
-            hearing = [name for name in self.statuses if name not in self.away | self.deaf]
-            if not any(self.take(name) or self.try_task(name) for name in hearing):
-                return
+    def answer(self) -> bool:
+        return any(self.take(name) or self.try_task(name) for name in self.present if name not in self.deaf)
 
     def take(self, name: str) -> bool:
         """Let a node receive its assignment and report. Return whether that changed anything."""
@@ -181,15 +136,12 @@ class VirtualJob:
 
     def drain(self, name: str) -> None:
         """An operator asks this node to leave."""
-        self.coordinator.request(OperatorRequest(Action.DRAIN, name), self.now)
-        self.settle()
+        self.request(Action.DRAIN, name)
 
     def scale(self, size: str) -> None:
         """An operator asks for another size, N or MIN:MAX."""
         least, _, most = size.rpartition(":")
-        request = OperatorRequest(Action.SCALE, by="ann", min_nodes=int(least or 0), max_nodes=int(most))
-        self.coordinator.request(request, self.now)
-        self.settle()
+        self.request(Action.SCALE, min_nodes=int(least or 0), max_nodes=int(most))
 
     def leave(self, *names: str) -> None:
         for name in names:
@@ -206,9 +158,6 @@ class VirtualJob:
         self.now += after + 5e6
         self.coordinator = Coordinator(self.rules, self.now, epoch, self.stored[-1] if with_journal else None)
         self.away = set(self.statuses)
-
-    def key(self, name: str) -> NodeKey:
-        return self.statuses[name].key
 
     def ranks_of(self, name: str) -> RankAssignment:
         """Return the ranks of a node in the current round. It must have some."""
@@ -230,16 +179,11 @@ class VirtualJob:
         waiting = self.coordinator.waiting(self.now)
         return waiting if waiting.seconds is None else msgspec.structs.replace(waiting, seconds=round(waiting.seconds))
 
-    @property
-    def is_over(self) -> bool:
-        return self.plan.phase in OVER
 
-
-EVENTS: dict[str, Callable[[VirtualJob, list[str]], object]] = {
+EVENTS: dict[str, Callable[[TorchJob, list[str]], object]] = {
+    **COMMON_EVENTS,
     "come": lambda job, names: job.come(*names),
     "replace": lambda job, names: job.come(*names, incarnation="2"),
-    "lose": lambda job, names: job.lose(*names),
-    "back": lambda job, names: job.come_back(*names),
     "succeed": lambda job, names: job.succeed(*names),
     "mark": lambda job, names: job.mark(*names),
     "scale": lambda job, sizes: [job.scale(size) for size in sizes],
@@ -247,9 +191,6 @@ EVENTS: dict[str, Callable[[VirtualJob, list[str]], object]] = {
     "fail": lambda job, names: [job.fail(name) for name in names],
     "fail_early": lambda job, names: [job.fail(name, progressed=False) for name in names],
     "lose_peer": lambda job, names: [job.fail(name, LOST_PEER) for name in names],
-    "leaving": lambda job, names: [job.report_phase(name, NodePhase.LEAVING) for name in names],
-    "left": lambda job, names: [job.report_phase(name, NodePhase.LEFT) for name in names],
-    "deaf": lambda job, names: job.deaf.update(names),
     "listen": lambda job, _: job.deaf.clear(),
     "receive": lambda job, names: [job.receive_again(name) for name in names],
     "mute": lambda job, names: job.mute.update(names),
@@ -260,20 +201,16 @@ EVENTS: dict[str, Callable[[VirtualJob, list[str]], object]] = {
     "come_unchecked": lambda job, names: (job.mute.update(names), job.come(*names, check_port=0)),
     "compute": lambda job, names: [job.report(name, compute_result=Truth().compute("")) for name in names],
     "gone": lambda job, names: job.leave(*names),
-    "wait": lambda job, seconds: job.wait(float(seconds[0])),
-    "stall": lambda job, seconds: job.stall(float(seconds[0])),
     "successor": lambda job, kind: job.succeed_by_another(9, with_journal=kind == ["journal"]),
 }
 """The events of a script, with the names of nodes or a time. A node that is `gone` does not come back; a node that has
 `come_computed` reports a good measurement when it joins, and one that has come with `come_preparing` is ready once it
 is `prepared`."""
 
-FACTS: dict[str, Callable[[VirtualJob], list[str]]] = {
-    "round": lambda job: [job.plan.phase.value, str(job.plan.key.number), *job.ranks],
-    "phase": lambda job: [job.plan.phase.value],
-    "number": lambda job: [str(job.plan.key.number)],
+FACTS: dict[str, Callable[[TorchJob], list[str]]] = {
+    **COMMON_FACTS,
+    "round": lambda job: job.round(),
     "formed": lambda job: [str(job.plan.key.epoch), str(job.plan.key.number), *job.ranks],
-    "epoch": lambda job: [str(job.plan.epoch)],
     "restarts": lambda job: [str(job.plan.restart_count)],
     "checks": lambda job: [str(check_state(job.plan).check_count)],
     "check": lambda job: [] if check_state(job.plan).check is None else ["runs"],
@@ -284,7 +221,6 @@ FACTS: dict[str, Callable[[VirtualJob], list[str]]] = {
     ],
     "known": lambda job: [f"{one.node_id}.{one.incarnation}" for one in check_state(job.plan).health],
     "dismissed": lambda job: [one.node_id for one in check_state(job.plan).health if one.dismissed],
-    "because": lambda job: list(codes(job.plan.reasons)),
     "drained": lambda job: [key.node_id for key in job.plan.draining],
 }
 """The facts that a script may check. A training `round` has its number and its nodes by rank; `formed` has the epoch of
@@ -292,16 +228,7 @@ the coordinator before both. `named` are the nodes that did not pass a node chec
 of."""
 
 
-def play(job: VirtualJob, script: str) -> VirtualJob:
-    """Carry out the events and check the facts of a script such as `lose b; wait 2; round 2 a c`, in their order."""
-    for step in filter(None, map(str.strip, script.split(";"))):
-        verb, *words = step.split()
-        if verb in EVENTS:
-            EVENTS[verb](job, words)
-        else:
-            expected = ["training", *words] if verb == "round" else words
-            assert FACTS[verb](job) == expected, f"{step!r} does not hold"
-    return job
+TorchJob.EVENTS, TorchJob.FACTS = EVENTS, FACTS
 
 
 def rules(least: int, most: int, **changes: object) -> JobRules:

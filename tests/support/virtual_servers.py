@@ -1,19 +1,17 @@
-"""A job with parameter servers in virtual time: nodes are names, and the test writes each of their reports."""
+"""The virtual job whose program is parameter servers: tasks of nodes, and what their cluster has come to."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 
 import msgspec
-from support.policy_parts import cluster_of, tasks_of
 
 from dlrover_run.coordination.coordinator import Coordinator
-from dlrover_run.coordination.records.plan import Plan
-from dlrover_run.coordination.records.report import NodePhase, NodeReport
-from dlrover_run.coordination.records.requests import Action, OperatorRequest
+from dlrover_run.coordination.records.report import NodeReport
+from dlrover_run.coordination.records.requests import Action
 from dlrover_run.coordination.records.rules import JobRules
-from dlrover_run.words.reasons import render
+from support.policy_parts import cluster_of, tasks_of
+from support.virtual import COMMON_EVENTS, COMMON_FACTS, VirtualJob
 from tf_ps_runner.cluster.engine import ClusterEngine
 from tf_ps_runner.cluster.model import (
     Capacity,
@@ -47,22 +45,11 @@ def rules(ps: int = 2, workers: int = 2, **changes: object) -> JobRules:
     return JobRules(max_nodes=8, parts=(ClusterRules(**{**numbers, **changes}),))  # type: ignore[arg-type]
 
 
-class VirtualCluster:
-    """A coordinator with nodes that reserve, start and end tasks at once as ordered, unless the test does otherwise."""
+class ServersJob(VirtualJob):
+    """A job whose nodes reserve, start and end tasks at once as ordered, unless the test does otherwise."""
 
     def __init__(self, rules: JobRules) -> None:
-        self.rules = rules
-        self.now = 1000.0
-        self.coordinator = Coordinator(rules, self.now, 1)
-        self.statuses: dict[str, NodeReport] = {}
-        self.lines: list[str] = []
-        self.given: dict[TaskKey, PlannedTask] = {}
-        self.deaf: set[str] = set()
-        self._ports = itertools.count(2000)
-
-    @property
-    def plan(self) -> Plan:
-        return self.coordinator.plan
+        super().__init__(rules, 1)
 
     @property
     def cluster(self) -> Cluster:
@@ -107,13 +94,14 @@ class VirtualCluster:
             workers=0,
             parts=(NodeTasks(capacity=rooms),),
         )
-        self._receive(name)
+        self.away.discard(name)
+        self.send(name)
 
     def obey(self) -> None:
         """All nodes carry out their orders, and report it, until nothing changes: they reserve and release ports, start
         the tasks that may start, and end undesired tasks at once. No task becomes ready by itself."""
         for _ in range(20):
-            changed = [self._obey(name) for name in self.statuses if name not in self.deaf]
+            changed = [self._obey(name) for name in self.present if name not in self.deaf]
             if not any(changed):
                 return
         raise AssertionError("the nodes never come to rest")
@@ -135,14 +123,15 @@ class VirtualCluster:
         """Report a new stage of a task."""
         role, number = task.rsplit("-", 1)
         key = TaskKey(Role(role), int(number))
-        for name, status in self.statuses.items():
+        for name in self.present:
+            status = self.statuses[name]
             assert tasks_of(status) is not None
             for known in tasks_of(status).tasks:
                 if known.key == key:
                     new = msgspec.structs.replace(known, stage=stage, **changes)
                     tasks = tuple(new if one.key == key else one for one in tasks_of(status).tasks)
                     self._replace(name, tasks=tasks)
-                    self._receive(name)
+                    self.send(name)
                     return
         raise AssertionError(f"no node hosts {task}")
 
@@ -152,7 +141,8 @@ class VirtualCluster:
 
     def end_together(self, *tasks: str, how: TaskEnd = KILLED) -> None:
         """Tasks of one node end, which is reported in one report."""
-        for name, status in self.statuses.items():
+        for name in self.present:
+            status = self.statuses[name]
             assert tasks_of(status) is not None
             ended = tuple(
                 msgspec.structs.replace(one, stage=TaskStage.ENDED, end=how) if str(one.key) in tasks else one
@@ -160,53 +150,17 @@ class VirtualCluster:
             )
             if ended != tasks_of(status).tasks:
                 self._replace(name, tasks=ended)
-                self._receive(name)
+                self.send(name)
 
     def scale(self, **targets: int) -> str:
         """An operator requests other numbers of tasks; returns the answer. Raises RequestFailed."""
-        request = OperatorRequest(Action.SCALE, by="ann", part=ScaleRequest(**targets))
-        answer = render(self.coordinator.request(request, self.now))
-        self.settle()
-        return answer
-
-    def phase(self, name: str, phase: NodePhase) -> None:
-        self.statuses[name] = msgspec.structs.replace(self.statuses[name], phase=phase)
-        self._receive(name)
-
-    def lose(self, *names: str) -> None:
-        """The connections of these nodes end, and the nodes do not reconnect."""
-        for name in names:
-            self.coordinator.disconnect(self.statuses.pop(name).key, self.now)
-        self.settle()
-
-    def wait(self, seconds: float) -> None:
-        """Let time pass, with a decision at every deadline of the coordinator."""
-        end = self.now + seconds
-        while (due := self.coordinator.wake_at()) is not None and due <= end:
-            self.now = max(due, self.now + 1e-6)
-            self.settle()
-        self.now = end
-        self.settle()
+        return self.request(Action.SCALE, part=ScaleRequest(**targets))
 
     def succeed_coordinator(self) -> None:
         """Another coordinator takes over, and receives reports from all nodes again."""
         self.coordinator = Coordinator(self.rules, self.now, self.plan.epoch + 1, self.plan)
-        for name in self.statuses:
-            self._receive(name)
-
-    def settle(self) -> None:
-        for _ in range(10):
-            if not self.coordinator.advance(self.now):
-                self.lines += self.coordinator.take_log_lines()
-                return
-        raise AssertionError("deciding never comes to rest")
-
-    def _receive(self, name: str) -> None:
-        self.coordinator.receive(self.statuses[name], self.now)
-        self.settle()
-        if cluster_of(self.plan) is not None:
-            for task in (*self.cluster.tasks, *self.cluster.next_servers):
-                self.given.setdefault(task.key, task)
+        for name in self.present:
+            self.send(name)
 
     def _replace(self, name: str, **changes: object) -> None:
         status = self.statuses[name]
@@ -230,7 +184,7 @@ class VirtualCluster:
         if tuple(started) == hosting.tasks:
             return False
         self._replace(name, tasks=tuple(started))
-        self._receive(name)
+        self.send(name)
         return True
 
 
@@ -238,11 +192,9 @@ def _numbers(words: list[str]) -> dict[str, int]:
     return {name: int(number) for name, _, number in (word.partition("=") for word in words)}
 
 
-EVENTS: dict[str, Callable[[VirtualCluster, list[str]], object]] = {
+EVENTS: dict[str, Callable[[ServersJob, list[str]], object]] = {
+    **COMMON_EVENTS,
     "come": lambda job, words: job.come(words[0], **_numbers(words[1:])),
-    "lose": lambda job, names: job.lose(*names),
-    "leaving": lambda job, names: [job.phase(name, NodePhase.LEAVING) for name in names],
-    "gone": lambda job, names: [job.phase(name, NodePhase.LEFT) for name in names],
     "obey": lambda job, _: job.obey(),
     "train": lambda job, _: job.train(),
     "ready": lambda job, tasks: job.ready(*tasks),
@@ -253,13 +205,11 @@ EVENTS: dict[str, Callable[[VirtualCluster, list[str]], object]] = {
     "succeed": lambda job, tasks: job.end(*tasks, how=SUCCESS),
     "scale": lambda job, words: job.scale(**_numbers(words)),
     "successor": lambda job, _: job.succeed_coordinator(),
-    "wait": lambda job, seconds: job.wait(float(seconds[0])),
 }
 """The events of a script, with the names of nodes or tasks, a time, or numbers of tasks."""
 
-FACTS: dict[str, Callable[[VirtualCluster], list[str]]] = {
-    "phase": lambda job: [job.plan.phase.value],
-    "version": lambda job: [str(job.plan.key.number)],
+FACTS: dict[str, Callable[[ServersJob], list[str]]] = {
+    **COMMON_FACTS,
     "stage": lambda job: [job.stage.value],
     "next": lambda job: [str(task.key) for task in job.cluster.next_servers],
     "next_on": lambda job: [task.host for task in job.cluster.next_servers],
@@ -270,15 +220,7 @@ FACTS: dict[str, Callable[[VirtualCluster], list[str]]] = {
 """The facts that a script may check. A role has its tasks by rank, and the nodes that they are on."""
 
 
-def play(job: VirtualCluster, script: str) -> VirtualCluster:
-    """Carry out the events and check the facts of a script such as `end ps-1; version 2; ps_on b c`, in their order."""
-    for step in filter(None, map(str.strip, script.split(";"))):
-        verb, *words = step.split()
-        if verb in EVENTS:
-            EVENTS[verb](job, words)
-        else:
-            assert FACTS[verb](job) == words, f"{step!r} does not hold"
-    return job
+ServersJob.EVENTS, ServersJob.FACTS = EVENTS, FACTS
 
 
 def _may_start(order: NodeOrder, task: PlannedTask) -> bool:
