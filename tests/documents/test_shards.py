@@ -12,7 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from shards.division import DEFAULT, MAX_CHUNK, LongTest, divide, estimate, known_seconds
+from shards.division import DEFAULT, MAX_CHUNK, LongTest, divide, estimate, expected_seconds, known_seconds
 from shards.results import Outcome, ShardRun, add_up, read_runs, seconds_table, table
 from simulation import nights
 from support.harness import WAIT
@@ -30,9 +30,9 @@ def some_tests() -> list[LongTest]:
     ]
 
 
-def loads(shards: list[list[LongTest]], known: dict[str, float]) -> list[float]:
-    seconds = estimate([test for shard in shards for test in shard], known)
-    return [sum(seconds[test.id] / (1 if test.alone else 2) for test in shard) for shard in shards]
+def test_two_tests_run_at_a_time_unless_they_need_the_machine_alone() -> None:
+    tests = [LongTest("tests/a.py::test_a[1]"), LongTest("tests/a.py::test_a[2]"), LongTest("tests/b.py::test_b", True)]
+    assert expected_seconds(tests, {"tests/a.py::test_a": 4.0, "tests/b.py::test_b": 6.0}) == 10.0
 
 
 @pytest.mark.parametrize("count", [1, 3, 8, 200])
@@ -54,7 +54,7 @@ def test_the_division_does_not_depend_on_the_order_of_the_tests() -> None:
 
 def test_no_shard_is_longer_than_another_by_more_than_one_chunk() -> None:
     known = {f"tests/a/test_{number}.py::test_it": number * 2.0 for number in range(20)}
-    found = loads(divide(some_tests(), known, 8), known)
+    found = [expected_seconds(shard, known) for shard in divide(some_tests(), known, 8)]
     assert max(found) - min(found) <= MAX_CHUNK / 2
 
 

@@ -21,7 +21,7 @@ from typing import Any
 from support.owned_directory import OwnedDirectory
 
 from dlrover_run.processes import tree
-from shards.division import SECONDS, WORKERS, LongTest, divide, known_seconds
+from shards.division import SECONDS, WORKERS, LongTest, divide, expected_seconds, known_seconds
 from shards.results import ShardRun, add_up, append, command, read_run, read_runs, seconds_table, table
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -120,7 +120,9 @@ def run_shard(run: ShardRun, tests: Sequence[LongTest], results: Path, extra: Se
     folder.mkdir(parents=True, exist_ok=True)
     record = folder / f"shard-{run.shard}-of-{run.count}-{run.started.replace(':', '')}.jsonl"
     append(record, run.header())
-    print(f"Shard {run.shard}/{run.count}: {len(tests)} tests, seeds of {run.night}, results in {record}", flush=True)
+    minutes = expected_seconds(tests, known_seconds()) / 60
+    print(f"Shard {run.shard}/{run.count}: {len(tests)} tests, about {minutes:.0f} minutes, seeds of {run.night}")
+    print(f"Results: {record}", flush=True)
     directory = OwnedDirectory(f"dlrover-shard-{run.shard}-of-{run.count}-")
     began = time.monotonic()
     code = run_tests(tests, Path(directory.path), record, extra)

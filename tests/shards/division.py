@@ -52,6 +52,12 @@ def estimate(tests: Iterable[LongTest], known: Mapping[str, float]) -> dict[str,
     return {test.id: known.get(test.name, means.get(test.file, DEFAULT)) for test in tests}
 
 
+def expected_seconds(tests: Sequence[LongTest], known: Mapping[str, float]) -> float:
+    """Return how long these tests take, those that share the machine `WORKERS` at a time."""
+    seconds = estimate(tests, known)
+    return sum(seconds[test.id] / (1 if test.alone else WORKERS) for test in tests)
+
+
 @dataclass
 class _Chunk:
     """Neighbours of one file that stay together; `weight` is what they add to the duration of a shard."""
