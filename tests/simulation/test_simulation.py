@@ -46,12 +46,15 @@ from dlrover_run.rendezvous.kv.election import Election
 from dlrover_run.rendezvous.kv.leader import StoreLeader
 from dlrover_run.rendezvous.kv.writer import FencedWriter
 from dlrover_run.store.operations import Absent, Delete, Range, Txn
+from simulation import __main__ as commands
 from simulation.disk import DiskJournal
 from simulation.etcd_watch import Watch
 from simulation.nights import first_seed, night_parts
 from simulation.parameter_servers.program import ServersProgram
-from simulation.scenario import simulate
+from simulation.program import Program
+from simulation.scenario import Scenario, simulate
 from simulation.seeds import PLACES, Defect, cases, demand_found, patched, run_seeds
+from simulation.timeline import Broken
 from simulation.torch import program as torch_program
 from simulation.torch.program import TorchProgram
 
@@ -77,6 +80,31 @@ def test_every_invariant_holds_whatever_happens(place: str, seeds: int) -> None:
 @pytest.mark.parametrize("place", SEEDS)
 def test_every_invariant_holds_for_the_seeds_of_the_night(place: str, part: int) -> None:
     run_seeds(partial(simulate, kind=PLACES[place]), first_seed() + part, 400)
+
+
+def all_programs(program: type[Program] = Program) -> list[type[Program]]:
+    """Return the programs of the simulation, without those that tests derive from them."""
+    found = [each for each in program.__subclasses__() if not each.__module__.rpartition(".")[2].startswith("test_")]
+    return [*found, *(each for one in found for each in all_programs(one))]
+
+
+@pytest.mark.parametrize("kind", PLACES.values())
+def test_the_command_that_a_broken_seed_prints_plays_the_same_program(
+    monkeypatch: pytest.MonkeyPatch, kind: type[Scenario]
+) -> None:
+    def played(seed: int, log: Any, place: type[Scenario], program: type[Program]) -> Any:
+        raise Broken(f"{seed} {place.__name__} {program.__name__}")
+
+    printed: list[str] = []
+    monkeypatch.setattr(commands, "simulate", played)
+    monkeypatch.setattr(commands, "print", lambda line: printed.append(str(line)), raising=False)
+    programs = all_programs()
+    assert len(programs) >= 7
+    for program in programs:
+        printed.clear()
+        monkeypatch.setattr(sys, "argv", ["simulation", "7", *f"{kind.flag}{program.flag}".split()])
+        assert commands.main() == 1
+        assert printed[0] == f"7 {kind.__name__} {program.__name__}"
 
 
 REPLAY = """
