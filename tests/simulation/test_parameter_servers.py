@@ -43,10 +43,10 @@ def test_every_invariant_of_parameter_servers_holds(place: str, seeds: int) -> N
     assert sum(outcome.restarts for outcome in outcomes) > seeds / 2
 
 
-@pytest.mark.parametrize("part", night_parts(2000, 200))
+@pytest.mark.parametrize("part", night_parts(2000, 100))
 @pytest.mark.parametrize("place", SEEDS)
 def test_every_invariant_of_parameter_servers_holds_for_the_seeds_of_the_night(place: str, part: int) -> None:
-    run_seeds(partial(simulate, kind=PLACES[place], program=ServersProgram), first_seed() + part, 200)
+    run_seeds(partial(simulate, kind=PLACES[place], program=ServersProgram), first_seed() + part, 100)
 
 
 @pytest.mark.parametrize(("place", "seed"), [("master", 8884), ("etcd", 1445)])

@@ -48,10 +48,10 @@ def test_every_invariant_holds_and_newcomers_join_when_they_are_ready() -> None:
     assert any(one.preparation.given_up for one in runs)
 
 
-@pytest.mark.parametrize("part", night_parts(1500, 300))
+@pytest.mark.parametrize("part", night_parts(1500, 100))
 @pytest.mark.parametrize(("name", "place"), SEEDS)
 def test_every_invariant_holds_for_the_seeds_of_the_night(name: str, place: str, part: int) -> None:
-    run_seeds(partial(run, place=place, program=PROGRAMS[name]), first_seed() + part, 300)
+    run_seeds(partial(run, place=place, program=PROGRAMS[name]), first_seed() + part, 100)
 
 
 def all_that_are_eligible(gate: Any, plan: Any, nodes: Any) -> Any:

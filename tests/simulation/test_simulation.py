@@ -76,10 +76,10 @@ def test_every_invariant_holds_whatever_happens(place: str, seeds: int) -> None:
     assert sum(outcome.coordinators > 1 for outcome in outcomes) > seeds / 10
 
 
-@pytest.mark.parametrize("part", night_parts(4000, 400))
+@pytest.mark.parametrize("part", night_parts(4000, 200))
 @pytest.mark.parametrize("place", SEEDS)
 def test_every_invariant_holds_for_the_seeds_of_the_night(place: str, part: int) -> None:
-    run_seeds(partial(simulate, kind=PLACES[place]), first_seed() + part, 400)
+    run_seeds(partial(simulate, kind=PLACES[place]), first_seed() + part, 200)
 
 
 def all_programs(program: type[Program] = Program) -> list[type[Program]]:

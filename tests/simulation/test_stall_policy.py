@@ -83,9 +83,9 @@ def test_only_a_worker_that_hangs_is_named_and_it_is_named(seed: int) -> None:
     play(seed)
 
 
-@pytest.mark.parametrize("part", night_parts(300, 50))
+@pytest.mark.parametrize("part", night_parts(300, 25))
 def test_only_a_worker_that_hangs_is_named_for_the_seeds_of_the_night(part: int) -> None:
-    run_seeds(play, first_seed() + part, 50)
+    run_seeds(play, first_seed() + part, 25)
 
 
 def test_the_worlds_have_workers_that_hang_and_workers_that_look_for_a_file() -> None:

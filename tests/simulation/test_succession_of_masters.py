@@ -36,9 +36,9 @@ def test_one_world_goes_on_without_the_machine_of_the_master() -> None:
     assert sum(masters > 2 for _, masters in played) > SEEDS / 4
 
 
-@pytest.mark.parametrize("part", night_parts(2000, 500))
+@pytest.mark.parametrize("part", night_parts(2000, 250))
 def test_one_world_goes_on_for_the_seeds_of_the_night(part: int) -> None:
-    run_seeds(play, first_seed() + part, 500)
+    run_seeds(play, first_seed() + part, 250)
 
 
 def play_early(first: int, count: int) -> list[World]:
@@ -56,9 +56,9 @@ def test_one_world_begins_without_the_first_machine() -> None:
     assert sum(len(world.all) > 1 for world in worlds) > EARLY_SEEDS / 2
 
 
-@pytest.mark.parametrize("part", night_parts(2000, 500))
+@pytest.mark.parametrize("part", night_parts(2000, 250))
 def test_one_world_begins_for_the_seeds_of_the_night(part: int) -> None:
-    run_seeds(partial(play, kinds=EARLY_KINDS), first_seed() + part, 500)
+    run_seeds(partial(play, kinds=EARLY_KINDS), first_seed() + part, 250)
 
 
 real_step = Succession.step

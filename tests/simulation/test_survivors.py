@@ -59,10 +59,10 @@ def test_the_look_of_an_operator_is_no_decision_of_a_coordinator() -> None:
     run_seeds(partial(run, place="etcd"), 6013, 1)
 
 
-@pytest.mark.parametrize("part", night_parts(3000, 500))
+@pytest.mark.parametrize("part", night_parts(3000, 150))
 @pytest.mark.parametrize("place", SEEDS)
 def test_every_invariant_holds_for_the_seeds_of_the_night(place: str, part: int) -> None:
-    run_seeds(partial(run, place=place), first_seed() + part, 500)
+    run_seeds(partial(run, place=place), first_seed() + part, 150)
 
 
 def offers_of_some(plan: Any, nodes: Any) -> list[SurvivorsReport] | None:
