@@ -214,6 +214,15 @@ def test_a_machine_that_was_frozen_is_no_stall(gap: float) -> None:
     trace.train()
 
 
+def test_work_before_a_freeze_is_as_new_as_the_end_of_it() -> None:
+    trace = Trace()
+    trace.train()
+    assert trace.run(10 * INTERVAL, evaluation) is None
+    trace.now += 60.0
+    assert trace.run(MIN_LIMIT - 2 * INTERVAL, idle) is None
+    assert trace.run(2 * MIN_LIMIT, idle) is not None
+
+
 def test_data_from_before_a_freeze_is_as_new_as_the_end_of_it() -> None:
     trace = Trace()
     trace.train()
