@@ -117,7 +117,7 @@ def table(rows: Mapping[str, Row]) -> str:
         "",
         "A mutant counts for the first layer that finds it; the layers are run in the order of the columns. *Timeouts* "
         "are among the killed. *Partly* are those of the survived and not covered against which not all tests of the "
-        "group were run.",
+        "group were run, so the share that was killed is a lower bound.",
         "",
         "| module | mutants | run | killed | " + " | ".join(LAYERS) + " | timeouts | equivalent | survived | partly | "
         "not covered | branches taken |",
