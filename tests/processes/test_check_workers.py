@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from support.harness import WAIT, WORKERS
+from support.harness import WAIT, WORKERS, open_descriptors
 
 from dlrover_run.features.node_check.node.check_workers import CheckWorkers, CheckWorkersLost
 from dlrover_run.processes.process import ProcessSpec, spawn
@@ -40,11 +40,9 @@ def with_check_workers(scene: Callable[[CheckWorkers], Awaitable[None]], workers
         assert not group.pids
         assert not [pid for pid in pids if psutil.pid_exists(pid)]
 
-    before = set(os.listdir("/proc/self/fd"))
+    before = open_descriptors()
     asyncio.run(play())
-    # Only descriptors that were opened here count: those of an earlier test may be closed by the garbage collector
-    # meanwhile.
-    assert set(os.listdir("/proc/self/fd")) <= before
+    assert not open_descriptors() - before
 
 
 @pytest.fixture(autouse=True)

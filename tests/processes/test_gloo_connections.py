@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import socket
+
+from support.harness import open_descriptors
 
 from dlrover_run.training.reconfigurable_group import close_connections, listening
 
@@ -15,9 +16,9 @@ def test_the_connections_of_a_group_end_and_no_others() -> None:
         peer = socket.create_connection(ours.getsockname())
         accepted, _ = ours.accept()
         other, kept = socket.socketpair()
-        before = len(os.listdir("/proc/self/fd"))
+        before = open_descriptors()
         assert close_connections({ours.getsockname()}, {theirs.getsockname()}) == 2
-        assert len(os.listdir("/proc/self/fd")) == before
+        assert not open_descriptors() - before
         assert out.recv(1) == peer.recv(1) == accepted.recv(1) == b""
         other.send(b"x")
         assert kept.recv(1) == b"x"

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from support.harness import WAIT
+from support.harness import WAIT, open_descriptors
 
 from dlrover_run.coordination.records.assignment import Assignment
 from dlrover_run.coordination.records.report import NodeReport
@@ -73,9 +73,9 @@ def play(scene: Callable[[Node], Awaitable[None]], *command: str) -> None:
         assert not node.command.pids
         assert not [pid for pid in pids if psutil.pid_exists(pid)]
 
-    before = set(os.listdir("/proc/self/fd"))
+    before = open_descriptors()
     asyncio.run(run())
-    assert set(os.listdir("/proc/self/fd")) <= before
+    assert not open_descriptors() - before
 
 
 def test_it_gets_the_number_of_nodes_and_no_shell(tmp_path: Path) -> None:

@@ -196,6 +196,19 @@ def child_named(parent: psutil.Process, name: str) -> psutil.Process:
     raise AssertionError(f"process {parent.pid} has no child {name}: {parent.children()}")
 
 
+def open_descriptors() -> set[tuple[int, str]]:
+    """Return the descriptors of this process with what each is of, for a test that shows which of them are new.
+
+    Only what is new shows something: descriptors of earlier tests are closed whenever the garbage collector finds them.
+    """
+    found = set()
+    for name in os.listdir("/proc/self/fd"):
+        # The one with which the folder was listed is closed by now.
+        with contextlib.suppress(FileNotFoundError):
+            found.add((int(name), os.readlink(f"/proc/self/fd/{name}")))
+    return found
+
+
 def calls_of(act: Callable[[], object]) -> int:
     """Return how many functions `act` calls: a measure of work that does not depend on the load of the machine."""
     count = 0

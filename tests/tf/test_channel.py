@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from loops import in_loop
+from support.harness import open_descriptors
 
 from dlrover_run.processes import line_connection, line_listener
 from dlrover_run.processes.line_listener import MAX_UNAUTHENTICATED
@@ -423,7 +424,7 @@ async def test_any_data_of_any_process_leaves_the_channel_working() -> None:
     """Messages that are cut and joined at random, of a process with a token and of many without."""
     chance = random.Random(11)
     with opened() as agent:
-        descriptors = set(os.listdir("/proc/self/fd"))
+        descriptors = open_descriptors()
         for _ in range(300):
             line = agent.line()
             data = b"".join(chance.choice(PIECES) for _ in range(chance.randrange(30)))
@@ -442,7 +443,7 @@ async def test_any_data_of_any_process_leaves_the_channel_working() -> None:
         assert counts[0] == counts[1] > 0
         calm.socket.close()
         await agent.received(Disconnected(), of=CHIEF)
-        assert set(os.listdir("/proc/self/fd")) <= descriptors
+        assert not open_descriptors() - descriptors
 
 
 def test_messages_of_a_process_contain_no_terminal_control_characters() -> None:

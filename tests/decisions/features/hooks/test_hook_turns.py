@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support.harness import open_descriptors
 from support.scripted_agent import rank_assignment
 from support.virtual_loop import run_virtually
 
@@ -289,12 +290,12 @@ def test_a_command_that_cannot_be_started_or_watched_leaves_no_descriptor(monkey
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     async def scene() -> None:
-        before = set(os.listdir("/proc/self/fd"))
+        before = open_descriptors()
         with pytest.raises(OSError, match="null byte"):
             UserCommand("a", (sys.executable,), {"A": "\0"}, 1.0)
         monkeypatch.setattr("dlrover_run.processes.event_loop.watch_child", refuse)
         with pytest.raises(OSError, match=os.strerror(errno.EMFILE)):
             UserCommand("a", (sys.executable, "-c", ""), {}, 1.0)
-        assert set(os.listdir("/proc/self/fd")) == before
+        assert not open_descriptors() - before
 
     asyncio.run(scene())
