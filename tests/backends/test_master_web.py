@@ -383,7 +383,7 @@ def test_the_flag_of_a_master_serves_other_machines_only_with_a_token() -> None:
 def test_the_master_writes_no_secrets_of_its_connections_to_a_file(
     etcd_certificates: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever sets SSLKEYLOGFILE for a browser, or for a worker, has not asked a master for them."""
+    """A user who sets SSLKEYLOGFILE for a browser, or for a worker, has not asked the master for its TLS secrets."""
     monkeypatch.setenv("SSLKEYLOGFILE", str(tmp_path / "keys"))
     files = TlsSpec(**{name: str(etcd_certificates / file) for name, file in TLS_FILES.items()})
     assert _tls_context(files).keylog_filename is None

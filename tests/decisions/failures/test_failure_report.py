@@ -91,7 +91,7 @@ def test_the_reports_are_those_of_the_golden_file() -> None:
             max_restarts=3,
         ),
         "an exit code": render(end(0, 3)),
-        "SIGKILL of somebody else": render(end(0, -9)),
+        "SIGKILL by another process": render(end(0, -9)),
         "a segmentation fault": render(end(0, -11)),
         "out of memory": render(end(0, -9, oom_kill="the limit was hit")),
         "an error file": render(end(12, 3, error_file="/logs/error.json")),
