@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 from support.cluster import quiet_port
 from support.harness import WAIT, environment
+from support.scripted_agent import rank_assignment
 
 from dlrover_run.coordination.records.assignment import Assignment
 from dlrover_run.coordination.records.plan import PlanPhase
-from dlrover_run.coordination.records.round import RankAssignment, RoundKey
+from dlrover_run.coordination.records.round import RankAssignment
 from dlrover_run.rendezvous.master_client.end import collect_masters, is_last_node
 
 FIRST_PROCESS = """
@@ -64,19 +65,7 @@ def test_a_master_that_runs_longer_is_left_alone() -> None:
 
 
 def ranks(nodes: int) -> RankAssignment:
-    return RankAssignment(
-        key=RoundKey(1, 1),
-        restart_count=0,
-        node_rank=0,
-        nodes=nodes,
-        workers=1,
-        first_rank=0,
-        world_size=nodes,
-        role_first_rank=0,
-        role_world_size=nodes,
-        store_address="a",
-        store_port=1,
-    )
+    return rank_assignment(nodes=nodes, world_size=nodes, role_world_size=nodes, store_address="a", store_port=1)
 
 
 @pytest.mark.parametrize(

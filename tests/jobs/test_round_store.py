@@ -16,9 +16,10 @@ import pytest
 from support.cluster import Cluster, Node, succeed
 from support.harness import OURS, WAIT, WORKERS, Mailbox, agent_of, finish, launch, only_long, run, still_alive, watched
 from support.rendezvous_backends import EVERYWHERE, MasterBackend
+from support.scripted_agent import rank_assignment
 from support.virtual_loop import run_virtually
 
-from dlrover_run.coordination.records.round import RankAssignment, RoundKey
+from dlrover_run.coordination.records.round import RoundKey
 from dlrover_run.processes.ports import HeldPort
 from dlrover_run.workers.round_store import OTHER_NODES_TIMEOUT, RoundStores
 from dlrover_run.workers.store_process import StoreProcess
@@ -137,19 +138,7 @@ def test_a_job_may_have_rank_0_host_the_store(mailbox: Mailbox) -> None:
 
 CLIENT = WORKERS / "store_client.py"
 
-RANKS = RankAssignment(
-    key=RoundKey(),
-    restart_count=0,
-    node_rank=0,
-    nodes=3,
-    workers=1,
-    first_rank=0,
-    world_size=3,
-    role_first_rank=0,
-    role_world_size=3,
-    store_address="127.0.0.1",
-    store_port=1,
-)
+RANKS = rank_assignment(key=RoundKey(), nodes=3, world_size=3, role_world_size=3, store_port=1)
 
 
 @EVERYWHERE

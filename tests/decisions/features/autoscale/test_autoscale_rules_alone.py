@@ -6,6 +6,7 @@ import math
 
 import pytest
 from msgspec.structs import replace
+from support.scripted_agent import rank_assignment
 
 from dlrover_run.coordination.membership import KnownNode
 from dlrover_run.coordination.records.plan import Plan, PlanPhase
@@ -66,19 +67,7 @@ def test_another_search_begins_only_if_the_change_is_certain(error: float, begin
     assert (after.condition is Condition.BEST) != begins
 
 
-RANKS = RankAssignment(
-    key=KEY,
-    restart_count=0,
-    node_rank=0,
-    nodes=4,
-    workers=1,
-    first_rank=0,
-    world_size=4,
-    role_first_rank=0,
-    role_world_size=4,
-    store_address="a",
-    store_port=1,
-)
+RANKS = rank_assignment(KEY.number, nodes=4, world_size=4, role_world_size=4, store_address="a", store_port=1)
 
 
 def node(name: str, phase: NodePhase = NodePhase.RUNNING, ranks: RankAssignment | None = RANKS) -> NodeReport:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 
+from support.scripted_agent import rank_assignment
 from support.virtual_loop import run_virtually
 
 from dlrover_run.coordination.records.assignment import Assignment
@@ -66,19 +67,7 @@ class Node:
 
 
 def ranks(key: RoundKey) -> RankAssignment:
-    return RankAssignment(
-        key=key,
-        restart_count=0,
-        node_rank=0,
-        nodes=4,
-        workers=1,
-        first_rank=0,
-        world_size=4,
-        role_first_rank=0,
-        role_world_size=4,
-        store_address="a.net",
-        store_port=1,
-    )
+    return rank_assignment(key=key, nodes=4, world_size=4, role_world_size=4, store_address="a.net", store_port=1)
 
 
 def test_a_node_that_is_not_asked_reads_and_reports_nothing() -> None:
