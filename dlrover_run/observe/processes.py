@@ -25,7 +25,8 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 class ProcessFigures(NamedTuple):
     """One process. `state` is the letter in /proc/PID/stat, `cpu` seconds of all its threads, `faults` page faults
     without a read from a disk, `read` and `written` bytes of its system calls, sockets and pipes included. `queued` are
-    the seconds in which its main thread could have run and had no processor, 0 where the kernel does not count them."""
+    the seconds in which its main thread could have run and had no processor, `main` those in which it had one, and
+    `turns` how often it got one; all are 0 where the kernel does not count them."""
 
     pid: int
     name: str
@@ -36,6 +37,8 @@ class ProcessFigures(NamedTuple):
     read: int
     written: int
     queued: float = 0.0
+    main: float = 0.0
+    turns: int = 0
 
     @property
     def ready(self) -> float:
@@ -74,9 +77,11 @@ def read_process(pid: int, proc: Path = Path("/proc")) -> ProcessFigures | None:
     with contextlib.suppress(OSError, ValueError, IndexError):
         lines = _read(f"{proc}/{pid}/io").split()
         read, written = int(lines[1]), int(lines[3])
-    queued = 0.0
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        queued = int(_read(f"{proc}/{pid}/schedstat").split()[1]) / _NANOSECONDS
+    queued, main, turns = 0.0, 0.0, 0
+    with contextlib.suppress(OSError, ValueError):
+        # Of the thread whose id is that of the process.
+        ran, waited, turns = map(int, _read(f"{proc}/{pid}/schedstat").split())
+        main, queued = ran / _NANOSECONDS, waited / _NANOSECONDS
     return ProcessFigures(
         pid=pid,
         name=name.decode(errors="replace"),
@@ -87,6 +92,8 @@ def read_process(pid: int, proc: Path = Path("/proc")) -> ProcessFigures | None:
         read=read,
         written=written,
         queued=queued,
+        main=main,
+        turns=turns,
     )
 
 

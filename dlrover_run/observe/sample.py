@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from dlrover_run.observe import processes
+from dlrover_run.observe.carriers import Carriers
 from dlrover_run.observe.records import Evidence, Traffic, summarize
 from dlrover_run.observe.sock_diag import SockDiag, SocketCounters, TooManySockets
 from dlrover_run.processes.tree import read_stat
@@ -48,6 +49,7 @@ class Sampler:
         self._pids = dict(pids)
         self._store_port = store_port
         self._diag: SockDiag | None = None
+        self._carriers = Carriers()
         self._holders: dict[int, int | None] = {}
         self._traffic: dict[int, Traffic] = {}
 
@@ -55,12 +57,13 @@ class Sampler:
         """The evidence of each worker that runs; without `full` that of the connections alone. Raises OSError."""
         at = time.monotonic()
         by_rank = self._assign(self._dump())
+        self._carriers.take([one for held in by_rank.values() for one in held], at)
         found = []
         for rank, pid in self._pids.items():
             figures = processes.read_worker(pid) if full else None
             if full and figures is None:
                 continue
-            self._traffic[rank] = summarize(by_rank.get(rank, []), self._store_port)
+            self._traffic[rank] = summarize(by_rank.get(rank, []), self._store_port, self._carriers)
             found.append(Evidence(rank, at, self._traffic[rank], figures))
         if full and self._pids and not found:
             _check_proc()

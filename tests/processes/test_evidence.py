@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from dlrover_run.observe import processes, sock_diag
+from dlrover_run.observe.carriers import Carriers
 from dlrover_run.observe.records import summarize
 from dlrover_run.observe.sample import Sampler
 from dlrover_run.observe.sock_diag import SockDiag, SocketCounters, TooManySockets, parse
@@ -176,16 +177,19 @@ def test_the_last_time_is_that_of_connections_with_much_data() -> None:
     def one(acked: int, sent_age: float, remote: int = 2) -> SocketCounters:
         return SocketCounters(1, 1, remote, acked, 0, sent_age, 9, 0, 0)
 
-    assert summarize([one(1_000_000, 5), one(900_000, 3), one(100, 0.1)], 29500).sent_age == 3
-    assert summarize([one(1_000_000, 5, remote=29500)], 29500).sent_age is None
-    assert summarize([one(1, 5)], 29500).sent_age is None
-    assert summarize([], 29500).sent_age is None
-    assert summarize([one(1_000_000, 5), one(100, 0.1)], 29500).data_age == 0.1
-    assert summarize([one(1_000_000, 5, remote=29500)], 29500).data_age is None
+    assert summarize([one(1_000_000, 5), one(900_000, 3), one(100, 0.1)], 29500, Carriers()).sent_age == 3
+    assert summarize([one(1_000_000, 5, remote=29500)], 29500, Carriers()).sent_age is None
+    assert summarize([one(1, 5)], 29500, Carriers()).sent_age is None
+    assert summarize([], 29500, Carriers()).sent_age is None
+    assert summarize([one(1_000_000, 5), one(100, 0.1)], 29500, Carriers()).data_age == 0.1
+    assert summarize([one(1_000_000, 5, remote=29500)], 29500, Carriers()).data_age is None
 
 
 def test_the_connections_with_unacknowledged_data_are_counted() -> None:
-    counts = [summarize([SocketCounters(1, 1, 2, 9, 9, 0, 0, 0, unsent)] * 2, 0).unsent_peers for unsent in (0, 70)]
+    counts = [
+        summarize([SocketCounters(1, 1, 2, 9, 9, 0, 0, 0, unsent)] * 2, 0, Carriers()).unsent_peers
+        for unsent in (0, 70)
+    ]
     assert counts == [0, 2]
 
 

@@ -1,12 +1,25 @@
-"""What each worker has done between two samples: whether it trained, made other progress, or used a processor. Pure."""
+"""What each worker has done between two samples: whether it trained, made other progress, or used a processor. Pure.
+
+Small amounts of data are doubtful: a helper thread of a library exchanges them in a worker that hangs too. What the
+main thread does meanwhile decides, between two samples:
+
+| main thread | large exchange | small exchange | known keep-alive | small input or output |
+|---|---|---|---|---|
+| still: it never had a processor | counts | - | - | - |
+| spins: it had one nearly all the time, or waited for one | counts | counts | - | - |
+| runs now and then, or is not known | counts | counts | counts | counts |
+
+A worker that waits for its device spins, and so does one that computes in one place: then stacks decide (`detector`).
+"""
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from dlrover_run.observe.records import Evidence
+from dlrover_run.observe.records import Evidence, Traffic
 
 BUSY_SHARE = 0.1
 """A worker that uses or waits for a processor for this share of the time is busy. One that waits for a peer does
@@ -21,8 +34,25 @@ MIN_WORKING_FAULTS = 8
 OUTPUT_BYTES = 1
 """Bytes read or written between two samples that are progress."""
 
+HELPER_BYTES = 16 * 1024
+"""The same in a second, while the main thread is still or spins: a thread that reads figures of the machine, or writes
+to a log, shows no progress."""
+
+SPIN_SHARE = 0.8
+"""A main thread that has a processor, or waits for one, for this share of the time spins or computes."""
+
 CHILD_SHARE = 0.05
 """A child that uses or waits for a processor for this share of the time works."""
+
+
+class Main(enum.Enum):
+    """What a main thread has done between two samples."""
+
+    STILL = enum.auto()
+    SPINS = enum.auto()
+    RUNS = enum.auto()
+    UNKNOWN = enum.auto()
+    """The kernel does not count it, or a sample has no figures of the process."""
 
 
 class Change(NamedTuple):
@@ -69,22 +99,24 @@ class Changes:
     def _change(self, one: Evidence, samples: Sequence[Evidence], steps: int | None) -> Change:
         before = self._last.get(one.rank)
         self._last[one.rank] = one
+        known = self._figures.get(one.rank)
+        if one.figures is None:
+            self._figures.pop(one.rank, None)
+        else:
+            self._figures[one.rank] = one
+        main = _main_thread(known, one)
         # A worker alone has connections that need not be part of its training: only its own steps are.
-        exchanged = before is not None and _has_exchanged(before, one)
+        exchanged = before is not None and _is_progress(before.traffic, one.traffic, main, known is not None)
         trained = exchanged and (len(samples) > 1 or self.elsewhere)
         if steps is not None and self._steps.get(one.rank) != steps:
             trained = trained or one.rank in self._steps
             self._steps[one.rank] = steps
-        known = self._figures.get(one.rank)
-        if one.figures is None:
-            self._figures.pop(one.rank, None)
-            return Change(trained, trained or exchanged, busy=False, computed=False, measured=False)
-        self._figures[one.rank] = one
-        if known is None or known.figures is None or one.at <= known.at:
+        if known is None or known.figures is None or one.figures is None or one.at <= known.at:
             return Change(trained, trained or exchanged, busy=False, computed=False, measured=False)
         seconds = one.at - known.at
         own, earlier = one.figures.own, known.figures.own
-        moved = own.written - earlier.written >= OUTPUT_BYTES or own.read - earlier.read >= OUTPUT_BYTES
+        enough = OUTPUT_BYTES if main in (Main.RUNS, Main.UNKNOWN) else HELPER_BYTES * seconds
+        moved = own.written - earlier.written >= enough or own.read - earlier.read >= enough
         busy = own.runs or own.ready - earlier.ready >= BUSY_SHARE * seconds
         computed = own.cpu - earlier.cpu >= BUSY_SHARE * seconds
         enough = max(MIN_WORKING_FAULTS, WORKING_FAULTS * min(seconds, own.cpu - earlier.cpu))
@@ -94,7 +126,33 @@ class Changes:
 
 
 def _has_exchanged(before: Evidence, one: Evidence) -> bool:
-    return before.traffic[:2] != one.traffic[:2]
+    """Whether it has exchanged more than heartbeats."""
+    earlier, now = before.traffic, one.traffic
+    return earlier[:2] != now[:2] if now.counted is None else earlier.counted != now.counted
+
+
+def _main_thread(before: Evidence | None, one: Evidence) -> Main:
+    if before is None or before.figures is None or one.figures is None or one.at <= before.at:
+        return Main.UNKNOWN
+    own, earlier = one.figures.own, before.figures.own
+    if not own.turns:
+        return Main.UNKNOWN
+    if own.turns == earlier.turns and not own.runs:
+        return Main.STILL
+    ready = own.main - earlier.main + own.queued - earlier.queued
+    return Main.SPINS if ready >= SPIN_SHARE * (one.at - before.at) else Main.RUNS
+
+
+def _is_progress(before: Traffic, now: Traffic, main: Main, has_figures: bool) -> bool:
+    """Whether what was exchanged since the sample before is progress. `has_figures`: both samples have those of the
+    process."""
+    if before[:2] == now[:2]:
+        return False
+    if now.carried is None or before.carried != now.carried:
+        return True
+    if before.counted != now.counted:
+        return main is not Main.STILL
+    return main is Main.RUNS or (main is Main.UNKNOWN and has_figures)
 
 
 def _child_works(one: Evidence, known: Evidence, seconds: float) -> bool:

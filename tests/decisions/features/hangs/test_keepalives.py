@@ -1,0 +1,82 @@
+"""What of the data, the input and the output between two samples is progress, by what the main thread did meanwhile."""
+
+from __future__ import annotations
+
+import pytest
+
+from dlrover_run.features.hangs.search.changes import HELPER_BYTES, Change, Changes
+from dlrover_run.features.hangs.search.detector import Detector, Stalled
+from dlrover_run.observe.processes import ProcessFigures, WorkerFigures
+from dlrover_run.observe.records import Evidence, Traffic
+
+STILL, SPINS, RUNS, UNCOUNTED = "still", "spins", "runs", "uncounted"
+
+
+def figures(main: str, second: float, *, read: int = 0) -> WorkerFigures:
+    """A worker whose main thread has done this in each second."""
+    turns = {STILL: 5, SPINS: 5 + int(10 * second), RUNS: 5 + int(20 * second), UNCOUNTED: 0}[main]
+    used = {STILL: 1.0, SPINS: second, RUNS: 0.02 * second, UNCOUNTED: 0.0}[main]
+    own = ProcessFigures(9, "python", "R" if main == SPINS else "S", 1, used, 0, read, 0, 0.0, used, turns)
+    return WorkerFigures(own)
+
+
+def change(main: str, before: Traffic, after: Traffic, *, read: int = 0) -> Change:
+    """What a worker did in a second between two samples with its figures; another worker does nothing."""
+    changes = Changes()
+    other = [Evidence(1, at, Traffic(carried=0, counted=0), figures(STILL, at)) for at in (10.0, 11.0)]
+    changes.take([Evidence(0, 10.0, before, figures(main, 10.0)), other[0]], {})
+    return changes.take([Evidence(0, 11.0, after, figures(main, 11.0, read=read)), other[1]], {})[0]
+
+
+NOTHING = Traffic(100, 100, carried=50, counted=60)
+LARGE = Traffic(900, 900, carried=850, counted=860)
+SMALL = Traffic(110, 110, carried=50, counted=70)
+HEARTBEAT = Traffic(110, 110, carried=50, counted=60)
+
+
+@pytest.mark.parametrize(
+    ("main", "counting"),
+    [
+        (STILL, {"large"}),
+        (SPINS, {"large", "small"}),
+        (RUNS, {"large", "small", "heartbeat", "line"}),
+        (UNCOUNTED, {"large", "small", "heartbeat", "line"}),
+    ],
+)
+def test_what_counts_as_progress(main: str, counting: set[str]) -> None:
+    exchanged = {"large": LARGE, "small": SMALL, "heartbeat": HEARTBEAT}
+    found = {name for name, after in exchanged.items() if change(main, NOTHING, after).progress}
+    found |= {name for name, read in {"line": 60}.items() if change(main, NOTHING, NOTHING, read=read).progress}
+    assert found == counting
+    assert {name for name, after in exchanged.items() if change(main, NOTHING, after).trained} == counting - {"line"}
+    assert change(main, NOTHING, NOTHING, read=int(HELPER_BYTES)).progress, "a thread that writes a checkpoint"
+
+
+def test_a_heartbeat_counts_only_with_figures_of_the_process() -> None:
+    changes = Changes()
+    changes.take([Evidence(rank, 10.0, NOTHING) for rank in (0, 1)], {})
+    found = changes.take([Evidence(rank, 11.0, HEARTBEAT) for rank in (0, 1)], {})
+    assert not found[0].progress
+    again = HEARTBEAT._replace(acked=120)
+    found = changes.take([Evidence(rank, 12.0, again, figures(RUNS, 12.0)) for rank in (0, 1)], {})
+    assert not found[0].progress, "of one sample nothing is known of the main thread"
+
+
+@pytest.mark.parametrize("main", [STILL, SPINS])
+def test_heartbeats_do_not_hide_a_stall(main: str) -> None:
+    detector, now, sent = Detector(), 0.0, 0
+
+    def sample(*, trains: bool) -> object:
+        nonlocal now, sent
+        now += 0.5
+        sent += 100
+        carried = int(now * 1e6) if trains else 10**8
+        traffic = Traffic(carried + sent, carried + sent, carried=carried, counted=carried)
+        workers = [Evidence(rank, now, traffic, figures(main if rank else STILL, now)) for rank in (0, 1)]
+        decision = detector.observe(workers)
+        detector.note_stacks({1: [("train.py:9:step",)] * 20})
+        return decision
+
+    for _ in range(60):
+        assert not isinstance(sample(trains=True), Stalled)
+    assert any(isinstance(sample(trains=False), Stalled) for _ in range(30))
