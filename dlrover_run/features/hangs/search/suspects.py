@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from dlrover_run.coordination.records.bounds import Count, Total
+from dlrover_run.features.hangs.collectives.positions import MAX_POSITIONS, Position
 from dlrover_run.features.hangs.search.changes import BUSY_SHARE
 from dlrover_run.features.hangs.search.outside import waits_outside
 from dlrover_run.observe.records import Evidence
@@ -27,6 +28,7 @@ File = Annotated[str, Meta(max_length=MAX_FILE, pattern=r"\A[^\x00-\x1f\x7f]*\Z"
 Function = Annotated[str, Meta(max_length=MAX_FUNCTION, pattern=r"\A[^\x00-\x1f\x7f]*\Z")]
 StateLetter = Annotated[str, Meta(pattern=r"\A[A-Za-z]?\Z")]
 Seconds = Annotated[float, Meta(ge=-1e9, le=1e9)]
+Percent = Annotated[int, Meta(ge=0, le=100)]
 
 
 class Place(enum.StrEnum):
@@ -38,6 +40,16 @@ class Place(enum.StrEnum):
     ELSEWHERE = "elsewhere"
 
 
+class DeviceUse(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """How much a worker uses its device, as its driver says: in percent of the last second or so, by the process alone
+    and by all of them; `watts` of at most `max_watts`. None is unknown."""
+
+    own: Percent | None = None
+    whole: Percent | None = None
+    watts: Count | None = None
+    max_watts: Count | None = None
+
+
 class Suspect(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """One worker of a stalled round.
 
@@ -47,7 +59,8 @@ class Suspect(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     has not reached the store long after the first worker. `ended`: it has exited with 0. `alone`: it has been quiet for
     longer than its own limit (`round_detectors`). `outside`: it waits for a time, a child or a server, and not for long
     enough yet (`outside`). `counts`: it has counted steps, or the user has set the limit.
-    `file`, `line` and `function` are the innermost call in a file of the user, empty if unknown.
+    `file`, `line` and `function` are the innermost call in a file of the user, empty if unknown. `positions` say where
+    it is in its collectives, and `device` how much it uses its device; both are missing where nothing shows them.
     """
 
     rank: Total
@@ -65,6 +78,8 @@ class Suspect(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     file: File = ""
     line: Count = 0
     function: Function = ""
+    positions: Annotated[tuple[Position, ...], Meta(max_length=MAX_POSITIONS)] = ()
+    device: DeviceUse | None = None
 
     @property
     def user_line(self) -> Frame | None:
