@@ -1,6 +1,7 @@
-"""Work that goes on in the background of an event loop: what ends it, and who learns of its errors.
+"""Work of an event loop: what ends it, who learns of its errors, and how long it is waited for.
 
-Each task of the product is started here or in a group, so no error ends unseen, and no task outlives its owner.
+Each task of the product is started here or in a group, so no error ends unseen, and no task outlives its owner. Each
+wait with a limit goes through here or through `asyncio.wait`, so that a pause of this process costs no answer.
 """
 
 from __future__ import annotations
@@ -11,6 +12,9 @@ import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from types import TracebackType
 from typing import Any, TypeVar
+
+LONG_PAUSE = 0.5
+"""Seconds by which a timer is late at times on a busy machine. By more, and this process was stopped or starved."""
 
 T = TypeVar("T")
 
@@ -84,6 +88,69 @@ async def every(
                 failed(error)
             has_failed = True
         await asyncio.sleep(seconds)
+
+
+class TimeLimit:
+    """Raises TimeoutError at the end of a block that takes longer than `seconds`; None sets no limit.
+
+    In place of `asyncio.timeout` and `asyncio.wait_for`. After a pause of this process (SIGSTOP, a frozen group, a
+    starved machine) the timer and an answer that has come meanwhile are due in the same turn of the loop, and these two
+    drop the answer (the second from Python 3.12 on). Here what has come is read first; and if the timer is late by more
+    than LONG_PAUSE, the whole time counts again, because an answer may take several turns, and other threads.
+    """
+
+    def __init__(self, seconds: float | None) -> None:
+        self._seconds = None if seconds is None else max(0.0, seconds)
+        self._due = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def __aenter__(self) -> TimeLimit:
+        self._timeout = await asyncio.timeout(None).__aenter__()
+        if self._seconds is not None:
+            self._begin(self._seconds)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._cancel()
+        await self._timeout.__aexit__(kind, error, trace)
+
+    def shorten(self, seconds: float) -> None:
+        """The block ends in this many seconds at the latest. For a caller outside of the block, while that runs."""
+        due = asyncio.get_running_loop().time() + seconds
+        if self._timeout.when() is None and (self._timer is None or due < self._due):
+            self._begin(seconds)
+
+    def _begin(self, seconds: float) -> None:
+        self._cancel()
+        loop = asyncio.get_running_loop()
+        self._seconds, self._due = seconds, loop.time() + seconds
+        self._timer = loop.call_at(self._due, self._expire)
+
+    def _cancel(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _expire(self) -> None:
+        assert self._seconds is not None, "the timer runs"
+        now = asyncio.get_running_loop().time()
+        if now - self._due > LONG_PAUSE:
+            self._begin(self._seconds)
+        else:
+            # In the next turn of the loop, after the tasks that wait for what is read in this one.
+            self._timeout.reschedule(now)
+
+
+async def wait_for_event(event: asyncio.Event, seconds: float | None) -> bool:
+    """Wait for an event until a time of this process's own, None for ever; return whether it is set.
+
+    Unlike a `TimeLimit`, a pause of this process does not prolong it.
+    """
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(None if seconds is None else max(0.0, seconds)):
+            await event.wait()
+    return event.is_set()
 
 
 @contextlib.asynccontextmanager

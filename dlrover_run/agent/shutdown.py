@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from dlrover_run.background import wait_for_event
 from dlrover_run.processes import signals, watchdog
 from dlrover_run.processes.watchdog import ReceivedSignal
 from dlrover_run.spec import JobSpec, PreemptionNotice
@@ -168,13 +169,11 @@ class ShutdownRequest:
         A scheduler that ends a job signals every node. A node that leaves first ends the round, and a worker that is
         stopped because of that while its own node's signal is undecided would get the signal twice.
         """
-        loop = asyncio.get_running_loop()
-        if self.requested or (end := self._received.undecided_until(loop.time())) is None:
+        now = asyncio.get_running_loop().time()
+        if self.requested or (end := self._received.undecided_until(now)) is None:
             return
         self._decided.clear()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout_at(end):
-                await self._decided.wait()
+        await wait_for_event(self._decided, end - now)
 
     def drain(self) -> None:
         """Leave because an operator asks for it: as on a notice of the scheduler, or else on SIGTERM. Only the first

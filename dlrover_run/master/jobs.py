@@ -13,6 +13,7 @@ from typing import NoReturn
 
 import msgspec
 
+from dlrover_run.background import TimeLimit
 from dlrover_run.coordination.coordinator import Coordinator
 from dlrover_run.coordination.records.bounds import MAX_ERROR_TEXT
 from dlrover_run.coordination.records.report import NodeReport
@@ -173,7 +174,7 @@ class Jobs:
             return Answered(msgspec.Raw(msgspec.json.encode(job.status(self._now()))), str(failed))
         try:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(stacks.NODE_TIMEOUT):
+                async with TimeLimit(stacks.NODE_TIMEOUT):
                     await done.wait()
         finally:
             found = job.end_stacks(request)

@@ -24,6 +24,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from dlrover_run import linux
+from dlrover_run.background import TimeLimit
 from dlrover_run.coordination.rounds.quorum import LostMaster
 from dlrover_run.master.jobs import Jobs
 from dlrover_run.master.session import NodeSession
@@ -247,8 +248,9 @@ class MasterServer:
         self.jobs.close(reason)
         for session in list(self._sessions):
             session.end(Refused(reason, retry=True))
-        with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self._server.stop(STOP_TIMEOUT / 2), STOP_TIMEOUT)
+        with contextlib.suppress(TimeoutError):
+            async with TimeLimit(STOP_TIMEOUT):
+                await self._server.stop(STOP_TIMEOUT / 2)
 
     def _log_refusal(self, peer: str, reason: str) -> None:
         """Log that a stream was refused; of many in a short time log only their number."""

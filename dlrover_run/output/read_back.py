@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
+from dlrover_run.background import wait_for_event
 from dlrover_run.coordination.records.bounds import MAX_TOTAL
 from dlrover_run.job_status.questions import (
     MAX_NODE_BYTES,
@@ -97,8 +98,7 @@ class WorkerLogs:
         """Nothing more is written. Answer those that wait; a reader that follows may ask once more."""
         self._over = True
         if time.monotonic() - self._followed_at < FOLLOWED:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._told_last.wait(), LAST_QUESTION)
+            await wait_for_event(self._told_last, LAST_QUESTION)
 
     def _look(self, request: LogRequest) -> tuple[LogPiece, ...]:
         if outputs := list(self._outputs()):

@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
 
+from dlrover_run.background import TimeLimit
+
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 CLOSE_TIMEOUT = 5.0
@@ -56,7 +58,7 @@ async def _close(writer: asyncio.StreamWriter) -> None:
     # A connection that broke has an error, which the loop reports if it is collected without having been awaited.
     with contextlib.suppress(OSError, asyncio.CancelledError):
         try:
-            async with asyncio.timeout(CLOSE_TIMEOUT):
+            async with TimeLimit(CLOSE_TIMEOUT):
                 await writer.wait_closed()
         except TimeoutError:
             writer.transport.abort()

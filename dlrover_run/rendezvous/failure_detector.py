@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Generic, TypeVar
 
+from dlrover_run.background import LONG_PAUSE
+
 PAUSE_CHECK_INTERVAL = 0.25
 """Seconds between two checks for pauses by a coordinator's process.
 
@@ -20,9 +22,6 @@ A pause is measured as up to this much shorter than it was, so this is a fractio
 
 PAUSE_TOLERANCE = 0.02
 """Seconds by which a check may be late without counting as a pause: a busy moment of the event loop."""
-
-LONG_PAUSE = 0.5
-"""Seconds by which a timer is late at times on a busy machine. By more, and this process was stopped or starved."""
 
 DEADLINE_MARGIN = 0.001
 """Seconds after a timeout at which to check it, so that rounding never makes a check too early and the next one due at

@@ -8,6 +8,7 @@ import enum
 import errno
 import socket
 
+from dlrover_run.background import TimeLimit
 from dlrover_run.transport.addresses import UnresolvedHost, resolve
 
 
@@ -22,7 +23,7 @@ class Reach(enum.Enum):
 async def probe(host: str, port: int, timeout: float) -> Reach:
     """Whether a process listens at an address. No answer within `timeout` seconds, or no route, is silence."""
     with contextlib.suppress(UnresolvedHost, TimeoutError):
-        async with asyncio.timeout(timeout):
+        async with TimeLimit(timeout):
             for address in await resolve(host, port):
                 with socket.socket(address.family, socket.SOCK_STREAM) as connection:
                     connection.setblocking(False)

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import abc
 import asyncio
-import contextlib
 import random
 from collections.abc import Awaitable, Callable
 
 import msgspec
 
-from dlrover_run.background import Background
+from dlrover_run.background import Background, wait_for_event
 from dlrover_run.coordination.records.assignment import Assignment, Peer, Waiting
 from dlrover_run.coordination.records.plan import OVER
 from dlrover_run.coordination.records.report import NodePhase, NodeReport
@@ -43,14 +42,6 @@ CLOSE_TIMEOUT = 2.0
 """Seconds that a leaving node waits until its last report is stored; after that the others find it lost instead."""
 
 _WITHOUT_WORKERS = frozenset({NodePhase.WAITING, NodePhase.SUCCEEDED, NodePhase.FAILED})
-
-
-async def wait_for_event(event: asyncio.Event, timeout: float | None) -> bool:
-    """Wait for an event for at most `timeout` seconds, None for ever; return whether it is set."""
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(None if timeout is None else max(0.0, timeout)):
-            await event.wait()
-    return event.is_set()
 
 
 class ReconnectBackoff:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple, TypeVar
 
+from dlrover_run.background import TimeLimit
 from dlrover_run.job_status.stacks import StackProblem
 from dlrover_run.processes.tree import read_stat
 from dlrover_run.stacks.reader import NoPython, StackReader
@@ -58,9 +59,11 @@ async def read_stacks(
         else:
             waiting[_begin(loop, pid, main, times, enough)] = worker
     if waiting:
-        done, late = await asyncio.wait(waiting, timeout=STACKS_TIMEOUT)
-        found |= {waiting[one]: one.result() for one in done}
-        found |= {waiting[one]: Reading(problem=StackProblem.NO_ANSWER) for one in late}
+        with contextlib.suppress(TimeoutError):
+            async with TimeLimit(STACKS_TIMEOUT):
+                await asyncio.wait(waiting)
+        for reading, worker in waiting.items():
+            found[worker] = reading.result() if reading.done() else Reading(problem=StackProblem.NO_ANSWER)
     return found
 
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from dlrover_run.background import beside
+from dlrover_run.background import TimeLimit, beside
 from dlrover_run.failures.causes import describe_exit_code
 from dlrover_run.output.destinations import (
     Destination,
@@ -106,7 +106,8 @@ class LogsSpecsClient:
             await self._start()
         self._send(environments)
         try:
-            line = await asyncio.wait_for(self._reader.readline(), ANSWER_TIMEOUT)
+            async with TimeLimit(ANSWER_TIMEOUT):
+                line = await self._reader.readline()
         except TimeoutError:
             raise SpecError(f"{flag}: the plugin did not answer within {ANSWER_TIMEOUT:g} s.") from None
         except ConnectionError:

@@ -9,6 +9,7 @@ import socket
 import threading
 from typing import NamedTuple
 
+from dlrover_run.background import TimeLimit
 from dlrover_run.processes import signals
 from dlrover_run.words.text import join_address
 
@@ -78,7 +79,7 @@ async def resolve(host: str, port: int) -> list[Address]:
     with signals.blocked_in_new_threads():
         threading.Thread(target=run, name="resolve", daemon=True).start()
     try:
-        async with asyncio.timeout(RESOLVE_TIMEOUT):
+        async with TimeLimit(RESOLVE_TIMEOUT):
             return await found
     except TimeoutError:
         raise UnresolvedHost(f"no name server returned an address for {host} within {RESOLVE_TIMEOUT:g} s") from None

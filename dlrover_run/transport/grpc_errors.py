@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable
 from enum import Enum
 from typing import NamedTuple, TypeVar
 
-from dlrover_run.background import beside
+from dlrover_run.background import TimeLimit, beside
 
 _MAX_DETAILS = 300
 """Characters of a foreign error text that are worth quoting."""
@@ -109,7 +110,9 @@ async def wait_for_call(work: Awaitable[Answer], timeout: float | None = None) -
     # gRPC raises CancelledError for a call whose channel was closed, as if this task had been cancelled. A task of its
     # own for the work shows which of the two has happened.
     async with beside(work) as working:
-        await asyncio.wait([working], timeout=timeout)
+        with contextlib.suppress(TimeoutError):
+            async with TimeLimit(timeout):
+                await asyncio.wait([working])
         if not working.done():
             assert timeout is not None, "without a timeout the work is waited for"
             raise CallTimeout(timeout)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable, Collection
 from functools import partial
 
 from msgspec.structs import replace
 
-from dlrover_run.background import Background, every
+from dlrover_run.background import Background, every, wait_for_event
 from dlrover_run.events.records import Events
 from dlrover_run.failures import causes
 from dlrover_run.failures.collective_timeouts import LiveWorker, find_absent_workers, inspect_worker
@@ -155,9 +154,8 @@ class CauseCollector:
         running = [worker for worker in self._group.running if worker.stopped_with is None]
         if not running or self._is_known:
             return False
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout_at(self._due):
-                return await self._ended.wait()
+        if await wait_for_event(self._ended, self._due - asyncio.get_running_loop().time()):
+            return True
         tails = await self._relay.tails([relay_key(worker) for worker in running])
         for worker in running:
             stderr = read_stderr(self._specs.streams.ranks[worker.spec.local_rank], tails.get(relay_key(worker)))

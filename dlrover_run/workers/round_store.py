@@ -9,6 +9,7 @@ import struct
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
+from dlrover_run.background import TimeLimit
 from dlrover_run.coordination.records.round import RankAssignment, RoundKey
 from dlrover_run.processes.ports import HeldPort
 from dlrover_run.workers.environment import serves_store
@@ -115,7 +116,7 @@ class RoundStores:
             return [rank for rank in range(1, nodes) if rank not in self._ended_nodes]
 
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(OTHER_NODES_TIMEOUT):
+            async with TimeLimit(OTHER_NODES_TIMEOUT):
                 logged = False
                 while self._waits and store.pids and (ranks := awaited()):
                     if not logged:
@@ -138,7 +139,7 @@ class RoundStores:
 
         # A node that serves no store any more needs no report.
         with contextlib.suppress(OSError, TimeoutError):
-            async with asyncio.timeout(END_REPORT_TIMEOUT):
+            async with TimeLimit(END_REPORT_TIMEOUT):
                 reader, writer = await asyncio.open_connection(ranks.store_address, ranks.store_port)
                 try:
                     writer.write(struct.pack("<BI", VALIDATE, NODE_ENDED | min(ranks.node_rank, MAX_NODE_RANK)))

@@ -6,7 +6,6 @@ restarts. A wrong yes costs some restarts, a wrong no ends a healthy job, so the
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import ipaddress
 import socket
@@ -14,6 +13,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
+from dlrover_run.background import TimeLimit
 from dlrover_run.coordination.records.round import RankAssignment
 from dlrover_run.processes.ports import until_listens
 from dlrover_run.workers.checkpoint_marks import CheckpointMarks
@@ -69,7 +69,7 @@ class StartupProbe:
             return timeout  # A name would have to be resolved, which may take longer.
         family = socket.AF_INET if version == 4 else socket.AF_INET6
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout):
+            async with TimeLimit(timeout):
                 await until_listens(family, (ranks.store_address, ranks.store_port), STORE_INTERVAL)
                 return LONG_STORE_TIMEOUT
         return STORE_TIMEOUT

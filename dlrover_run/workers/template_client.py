@@ -21,7 +21,7 @@ from typing import Any, Literal
 import msgspec
 
 from dlrover_run import linux
-from dlrover_run.background import Background
+from dlrover_run.background import Background, TimeLimit
 from dlrover_run.failures.causes import describe_exit_code
 from dlrover_run.processes import event_loop, signals
 from dlrover_run.processes.process import ProcessSpec
@@ -250,7 +250,8 @@ class Template:
                     body.flush()
                     # One request is under way at a time, so a packet of one byte always finds room.
                     socket.send_fds(self._control, [b"r"], [body.fileno(), *fds])
-                answer: dict[str, Any] = json.loads(await asyncio.wait_for(self._answer, timeout))
+                async with TimeLimit(timeout):
+                    answer: dict[str, Any] = json.loads(await self._answer)
             except TimeoutError:
                 self._process.kill()
                 raise TemplateError(f"the template did not answer within {timeout:g} seconds and was killed") from None

@@ -1,4 +1,5 @@
-"""Work in the background belongs to a group that waits for it: no exception of it ends unseen."""
+"""Work in the background belongs to a group that waits for it, so no exception of it ends unseen; and no wait loses an
+answer that came while this process was stopped."""
 
 from __future__ import annotations
 
@@ -45,3 +46,27 @@ def test_no_task_is_started_outside_of_a_group_but_the_known_ones() -> None:
     files = [path for package in ("dlrover_run", "tf_ps_runner") for path in (ROOT / package).rglob("*.py")]
     found = Counter({str(path.relative_to(ROOT)): detached(path.read_text()) for path in files})
     assert +found == Counter(DETACHED)
+
+
+LIMITS = {"dlrover_run/background.py": 2}
+"""Limits of asyncio, by module: those of `TimeLimit` and `wait_for_event`, which lose no answer after a pause."""
+
+
+def limits(source: str) -> int:
+    """How often a module limits a wait by what asyncio has for it."""
+    names = ("timeout", "timeout_at", "wait_for")
+    return sum(
+        isinstance(node, ast.Call) and ast.unparse(node.func) in [f"asyncio.{name}" for name in names]
+        for node in ast.walk(ast.parse(source))
+    )
+
+
+@pytest.mark.parametrize("wait", ["async with asyncio.timeout(3): pass", "await asyncio.wait_for(g(), 3)"])
+def test_a_limit_of_asyncio_is_found(wait: str) -> None:
+    assert limits(f"async def f():\n    {wait}") == 1
+
+
+def test_each_wait_with_a_limit_takes_what_came_during_a_pause() -> None:
+    files = [path for package in ("dlrover_run", "tf_ps_runner") for path in (ROOT / package).rglob("*.py")]
+    found = Counter({str(path.relative_to(ROOT)): limits(path.read_text()) for path in files})
+    assert +found == Counter(LIMITS)

@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from dlrover_run.background import TimeLimit
 from simulation.bed import Bed
 from simulation.timeline import Broken
 
@@ -55,9 +56,12 @@ def test_a_process_that_goes_on_receives_what_came_before_it_sees_what_is_late()
     bed = Bed()
 
     async def ask() -> str:
-        # From Python 3.12 on asyncio.wait_for raises TimeoutError although the answer has arrived.
-        heard, _ = await asyncio.wait({asyncio.create_task(bed.client.grant(5))}, timeout=3)
-        return "heard" if heard else "late"
+        try:
+            async with TimeLimit(3):
+                await bed.client.grant(5)
+        except TimeoutError:
+            return "late"
+        return "heard"
 
     bed.do(bed.client.grant(5))
     task = bed.start(ask())

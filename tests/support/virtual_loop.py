@@ -33,6 +33,10 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         return self._virtual.now
 
+    def pause(self, seconds: float) -> None:
+        """As if this process had been stopped for that long, when it comes to its next turn."""
+        self._virtual.now += seconds
+
 
 def run_virtually(main: Coroutine[Any, Any, Answer]) -> Answer:
     """As `asyncio.run`, in virtual time."""

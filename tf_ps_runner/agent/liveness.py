@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from dlrover_run.background import Background
+from dlrover_run.background import Background, TimeLimit
 from dlrover_run.processes import signals
 from dlrover_run.rendezvous.failure_detector import PAUSE_CHECK_INTERVAL, PauseDetector
 from dlrover_run.transport import grpc_setup
@@ -210,6 +210,7 @@ async def _listens(address: str, port: int) -> bool:
     with contextlib.suppress(OSError, TimeoutError), socket.socket() as knock:
         knock.setblocking(False)
         # With a full accept queue the kernel would try for two minutes.
-        await asyncio.wait_for(asyncio.get_running_loop().sock_connect(knock, (address, port)), PROBE_TIMEOUT)
+        async with TimeLimit(PROBE_TIMEOUT):
+            await asyncio.get_running_loop().sock_connect(knock, (address, port))
         return True
     return False

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
+from dlrover_run.background import TimeLimit
 from dlrover_run.processes.connection_server import ConnectionServer
 from dlrover_run.processes.ports import bind_everywhere
 from dlrover_run.transport import auth
@@ -141,7 +142,8 @@ class QueueServer:
         with contextlib.suppress(ProtocolError):
             try:
                 break_when_dead(writer.get_extra_info("socket"))
-                session = await asyncio.wait_for(self._authenticate(reader, writer), HANDSHAKE_TIMEOUT)
+                async with TimeLimit(HANDSHAKE_TIMEOUT):
+                    session = await self._authenticate(reader, writer)
             finally:
                 self._unauthenticated.pop(writer, None)
             if session is not None:

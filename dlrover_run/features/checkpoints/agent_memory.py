@@ -7,7 +7,6 @@ framework; it survives the workers, and the kernel ends it with the agent.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
 import signal
@@ -16,6 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from dlrover_run import launch_request
+from dlrover_run.background import TimeLimit, wait_for_event
 from dlrover_run.coordination.records.activity import MemoryUse
 from dlrover_run.failures.causes import describe_exit_code
 from dlrover_run.processes.process import ManagedProcess, ProcessSpec, spawn
@@ -62,7 +62,7 @@ class CheckpointMemory:
         self._process: ManagedProcess[ProcessSpec] | None = None
         self._ended = asyncio.Event()
         self._closing = False
-        self._draining: asyncio.Timeout | None = None
+        self._draining: TimeLimit | None = None
 
     @property
     def pids(self) -> set[int]:
@@ -101,7 +101,7 @@ class CheckpointMemory:
         self._closing = True
         try:
             self._control.send(json.dumps({"end": True}).encode())
-            async with asyncio.timeout(timeout) as self._draining:
+            async with TimeLimit(timeout) as self._draining:
                 await self._ended.wait()
         except TimeoutError:
             waiting = 0 if self.use is None else self.use.waiting
@@ -116,9 +116,8 @@ class CheckpointMemory:
 
     def hurry(self, timeout: float) -> None:
         """Wait no longer than this for the disk, if `drain` waits: the node has to stop."""
-        if self._draining is not None and not self._draining.expired():
-            due = asyncio.get_running_loop().time() + timeout
-            self._draining.reschedule(min(due, self._draining.when() or due))
+        if self._draining is not None:
+            self._draining.shorten(timeout)
 
     async def kill(self) -> None:
         """End the process with all that it holds."""
@@ -127,8 +126,7 @@ class CheckpointMemory:
         if self._process is not None:
             self._process.send(signal.SIGKILL)
             # A dead disk may hold it for longer; then it is left to the kernel.
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._ended.wait(), END_TIMEOUT)
+            await wait_for_event(self._ended, END_TIMEOUT)
 
     def _wait_for_worker(self) -> None:
         if self._listener is not None:

@@ -15,7 +15,7 @@ from functools import partial
 from msgspec.structs import replace
 
 from dlrover_run.agent.host import explain_os_error
-from dlrover_run.background import Background
+from dlrover_run.background import Background, wait_for_event
 from dlrover_run.features.local_nodes.network import Network
 from dlrover_run.rendezvous import kinds
 from dlrover_run.rendezvous.master_client.launcher import MasterNotReady, MasterProcess
@@ -64,8 +64,7 @@ class ClusterMaster:
         await self._background.close()
         if self._process is not None:
             self._process.end()
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._exited.wait(), END_TIMEOUT)
+            await wait_for_event(self._exited, END_TIMEOUT)
             if self._process is not None:
                 self._process.kill()
                 await self._exited.wait()

@@ -11,6 +11,7 @@ import socket
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING
 
+from dlrover_run.background import TimeLimit
 from dlrover_run.processes import unix_sockets
 from dlrover_run.processes.connection_server import ConnectionServer
 from dlrover_run.rendezvous.client import AskFailed
@@ -103,12 +104,15 @@ class AgentSocket:
         if not _may_ask(writer.get_extra_info("socket")):
             return
         try:
-            reply = await self._reply(await asyncio.wait_for(reader.readline(), READ_TIMEOUT))
+            async with TimeLimit(READ_TIMEOUT):
+                line = await reader.readline()
+            reply = await self._reply(line)
         except ValueError:
             # The line is too long, or no request.
             return
         writer.write(reply)
-        await asyncio.wait_for(writer.drain(), READ_TIMEOUT)
+        async with TimeLimit(READ_TIMEOUT):
+            await writer.drain()
 
     async def _reply(self, line: bytes) -> bytes:
         """The line that answers a line. Raises ValueError for one that is no request."""
@@ -153,7 +157,7 @@ class AgentSocket:
         from msgspec.structs import replace
 
         try:
-            async with asyncio.timeout(ASK_TIMEOUT):
+            async with TimeLimit(ASK_TIMEOUT):
                 if request.stacks is not None and self._ask_stacks is not None:
                     return replace(reply, stacks=await self._ask_stacks(request.stacks))
                 return replace(reply, status=await self._ask(request.request))

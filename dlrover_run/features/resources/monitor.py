@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from dlrover_run.background import TimeLimit
 from dlrover_run.coordination.records.resource_use import MAX_TASKS, NodeUse, TaskUse
 from dlrover_run.devices import holders
 from dlrover_run.devices.capacity import usable_memory
@@ -215,7 +216,7 @@ async def _until_done(reading: Reading, timeout: float) -> None:
     if timeout > 0:
         reading.add_done_callback(wake)
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout):
+            async with TimeLimit(timeout):
                 await done.wait()
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from dlrover_run.background import Group
+from dlrover_run.background import Group, TimeLimit
 from dlrover_run.coordination.coordinator import RETURN_GRACE
 from dlrover_run.coordination.programs import describe_mixed_programs, describe_other_program, differs
 from dlrover_run.coordination.records.plan import OVER
@@ -348,7 +348,7 @@ class StoreClient(RemoteClient):
             return
         key = Range(refused.current.key)
         with contextlib.suppress(TimeoutError, StoreUnavailable, StoreMisconfigured, Compacted):
-            async with asyncio.timeout(self._backoff.refusal_timeout), self._store.watch([key]) as watch:
+            async with TimeLimit(self._backoff.refusal_timeout), self._store.watch([key]) as watch:
                 now = await self._store.commit(Txn(then=(Get(key),)))
                 if now.found.get(key.key) == refused.current:
                     await anext(watch.after(now.revision))

@@ -13,7 +13,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from dlrover_run.background import beside
+from dlrover_run.background import beside, wait_for_event
 from dlrover_run.coordination.coordinator import Coordinator
 from dlrover_run.coordination.driver import Answer, Disconnected, Driver, Paused, Requested
 from dlrover_run.coordination.records.plan import OVER
@@ -34,7 +34,6 @@ from dlrover_run.rendezvous.kv.records import (
     wanted_value,
 )
 from dlrover_run.rendezvous.kv.writer import FencedWriter, NotElected, StaleWriteApplied
-from dlrover_run.rendezvous.reconnect import wait_for_event
 from dlrover_run.store.operations import (
     Change,
     Compacted,

@@ -6,14 +6,13 @@ The leader takes no part in it.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import secrets
 from collections.abc import Callable
 
 import msgspec
 
-from dlrover_run.background import every
+from dlrover_run.background import TimeLimit, every
 from dlrover_run.coordination.records.requests import RequestFailed
 from dlrover_run.coordination.records.round import NodeKey
 from dlrover_run.job_status import stacks
@@ -83,7 +82,7 @@ async def _gather(store: KeyValueStore, keys: Keys, query: StackQuery, request: 
         async with store.watch([answers]) as watch:
             put = await store.commit(Txn(then=(Put(f"{keys.stack_requests}{number}", question, lease),)))
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(stacks.NODE_TIMEOUT):
+                async with TimeLimit(stacks.NODE_TIMEOUT):
                     async for changes in watch.after(put.revision):
                         for change in changes:
                             _take(request, by_id, answers.key, change)

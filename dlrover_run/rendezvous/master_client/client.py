@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec.structs import replace
 
+from dlrover_run.background import TimeLimit
 from dlrover_run.coordination.records.assignment import Assignment
 from dlrover_run.coordination.records.plan import PlanPhase
 from dlrover_run.coordination.records.report import NodeReport
@@ -223,7 +224,7 @@ class MasterClient(RemoteClient):
                 if await self._probe(place, self._master.port) is not Reach.ACCEPTS:
                     continue
                 with contextlib.suppress(AskFailed, TimeoutError):
-                    async with asyncio.timeout(HANDSHAKE_TIMEOUT):
+                    async with TimeLimit(HANDSHAKE_TIMEOUT):
                         if await self._recall_from(place, own):
                             return
 

@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from dlrover_run.background import TimeLimit
 from dlrover_run.coordination.rounds.quorum import LostMaster
 from dlrover_run.launch_request import memory_file
 from dlrover_run.processes.process import ManagedProcess, ProcessSpec, spawn
@@ -110,7 +111,8 @@ class MasterProcess:
     async def ready(self) -> int:
         """Wait until it listens; return its port. Raises MasterNotReady."""
         try:
-            message = await asyncio.wait_for(_read_to_end(self._ready), READY_TIMEOUT)
+            async with TimeLimit(READY_TIMEOUT):
+                message = await _read_to_end(self._ready)
         except TimeoutError:
             self.kill()
             raise MasterNotReady(f"it did not listen within {READY_TIMEOUT:g} s and was killed") from None

@@ -11,7 +11,7 @@ import secrets
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from dlrover_run.background import Group, beside
+from dlrover_run.background import Group, TimeLimit, beside
 from dlrover_run.coordination.records.assignment import Assignment
 from dlrover_run.coordination.records.report import NodeReport
 from dlrover_run.coordination.records.rules import JobRules
@@ -77,7 +77,7 @@ class MasterSession:
         """Authenticate in both directions and join. Raises ConnectionLost, MasterRefused and MasterNotAuthenticated."""
         hello = Hello(messages.PROTOCOL, job, report.node_id, report.incarnation, auth.new_nonce())
         try:
-            async with asyncio.timeout(HANDSHAKE_TIMEOUT):
+            async with TimeLimit(HANDSHAKE_TIMEOUT):
                 await self._begin(hello, Join(report, messages.encode_rules(rules)))
                 return await self._expect(Welcome)
         except TimeoutError:
@@ -196,7 +196,7 @@ class Stay:
 
     async def _send(self, message: Report | StacksFound, timeout: float) -> None:
         try:
-            async with asyncio.timeout(timeout):
+            async with TimeLimit(timeout):
                 await self._session.send(message)
         except TimeoutError:
             raise ConnectionLost(f"it has read nothing for {timeout:g} s") from None

@@ -6,12 +6,13 @@ The caller decides whether a failure ends anything.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import ssl
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
-from dlrover_run.background import Background
+from dlrover_run.background import Background, TimeLimit
 from dlrover_run.rendezvous import kinds
 from dlrover_run.store.etcd import codec
 from dlrover_run.store.etcd.codec import Method
@@ -116,7 +117,9 @@ class AddressCache:
         resolving = self._resolving.get(place)
         if resolving is None:
             resolving = self._resolving[place] = self._background.start(self._resolve(host, port))
-        await asyncio.wait([resolving], timeout=timeout)
+        with contextlib.suppress(TimeoutError):
+            async with TimeLimit(timeout):
+                await asyncio.wait([resolving])
         found = resolving.result() if resolving.done() and not resolving.cancelled() else None
         if known := self._known.get(place):
             return known
@@ -316,7 +319,7 @@ async def _answers_with_tls(address: Address) -> bool:
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
     try:
-        async with asyncio.timeout(PROBE_TIMEOUT):
+        async with TimeLimit(PROBE_TIMEOUT):
             _, writer = await asyncio.open_connection(address.host, address.port, ssl=context)
     except ssl.SSLError as error:
         return "ALERT" in (error.reason or "")
@@ -329,7 +332,7 @@ async def _answers_with_tls(address: Address) -> bool:
 async def _answers_without_tls(address: Address) -> bool:
     """Whether the server answers in HTTP/2, which gRPC uses, without TLS."""
     try:
-        async with asyncio.timeout(PROBE_TIMEOUT):
+        async with TimeLimit(PROBE_TIMEOUT):
             reader, writer = await asyncio.open_connection(address.host, address.port)
             try:
                 writer.write(_PREFACE)

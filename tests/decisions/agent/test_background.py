@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import Awaitable, Callable
 
 import pytest
-from support.virtual_loop import run_virtually
+from support.virtual_loop import VirtualLoop, run_virtually
 
-from dlrover_run.background import Background, Group, beside, every
+from dlrover_run.background import LONG_PAUSE, Background, Group, TimeLimit, beside, every, wait_for_event
 
 
 async def _wait_for_ever() -> None:
@@ -193,3 +194,114 @@ def test_an_error_in_the_report_of_an_error_ends_it() -> None:
 
 def _raise(error: Exception) -> None:
     raise error
+
+
+LIMIT = 10.0
+
+
+def _waits(
+    pause: float, turns: int = 1, answers: bool = True, ends: Callable[[TimeLimit], None] = lambda limit: None
+) -> tuple[str, float]:
+    """What a block with a limit of ten seconds gets, and when: at the fifth second its process is stopped for `pause`,
+    and an answer comes meanwhile. It is read when the process goes on, and so many tasks pass it on to the block."""
+
+    async def pass_on(found: Awaitable[str]) -> str:
+        return await found
+
+    async def whole() -> tuple[str, float]:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualLoop)
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            received: asyncio.Future[str] = loop.create_future()
+            loop.add_reader(ours, lambda: received.set_result(ours.recv(100).decode()))
+            answer: Awaitable[str] = received
+            for _ in range(turns):
+                answer = asyncio.ensure_future(pass_on(answer))
+
+            def stop() -> None:
+                loop.pause(pause)
+                if answers:
+                    theirs.send(b"here")
+
+            loop.call_at(5, stop)
+            try:
+                async with TimeLimit(LIMIT) as limit:
+                    ends(limit)
+                    found = await answer
+            except TimeoutError:
+                found = "too late"
+            finally:
+                loop.remove_reader(ours)
+            return found, loop.time()
+
+    return run_virtually(whole())
+
+
+@pytest.mark.parametrize("turns", [0, 1, 5])
+def test_an_answer_that_came_while_this_process_was_stopped_is_no_time_out(turns: int) -> None:
+    assert _waits(60, turns) == ("here", 65)
+
+
+def test_an_answer_in_the_turn_of_the_loop_in_which_the_time_is_over_counts() -> None:
+    assert _waits(5 + LONG_PAUSE / 2, turns=0) == ("here", 10 + LONG_PAUSE / 2)
+
+
+def test_after_a_pause_the_whole_time_counts_again() -> None:
+    assert _waits(60, answers=False) == ("too late", 65 + LIMIT)
+    assert _waits(1, answers=False) == ("too late", 10), "the pause was over before the limit"
+
+
+@pytest.mark.parametrize(("seconds", "end"), [(2, 2), (30, 10), (0, 0)])
+def test_a_limit_is_shortened_and_never_prolonged(seconds: float, end: float) -> None:
+    assert _waits(0, answers=False, ends=lambda limit: limit.shorten(seconds)) == ("too late", end)
+
+
+def test_a_limit_that_is_over_is_not_shortened_any_more() -> None:
+    async def whole() -> bool:
+        loop = asyncio.get_running_loop()
+        with contextlib.suppress(TimeoutError):
+            async with TimeLimit(1) as limit:
+                loop.call_at(1, lambda: loop.call_soon(limit.shorten, 0))
+                await _wait_for_ever()
+        limit.shorten(0)
+        await asyncio.sleep(5)
+        return True
+
+    assert run_virtually(whole())
+
+
+def test_none_is_no_limit_and_a_negative_one_is_over_at_once() -> None:
+    async def wait(seconds: float | None) -> float:
+        with contextlib.suppress(TimeoutError):
+            async with TimeLimit(seconds):
+                await asyncio.sleep(1000)
+        return asyncio.get_running_loop().time()
+
+    assert run_virtually(wait(None)) == 1000
+    assert run_virtually(wait(-3)) == 0
+
+
+def test_who_cancels_a_block_with_a_limit_gets_no_time_out() -> None:
+    async def whole() -> None:
+        async with TimeLimit(LIMIT):
+            await _wait_for_ever()
+
+    async def cancel() -> None:
+        task = asyncio.ensure_future(whole())
+        await asyncio.sleep(1)
+        task.cancel()
+        await asyncio.wait([task])
+        assert task.cancelled()
+
+    run_virtually(cancel())
+
+
+def test_a_pause_does_not_prolong_the_wait_for_a_time_of_our_own() -> None:
+    async def whole() -> tuple[bool, float]:
+        loop, event = asyncio.get_running_loop(), asyncio.Event()
+        assert isinstance(loop, VirtualLoop)
+        loop.call_at(5, loop.pause, 60)
+        return await wait_for_event(event, 10), loop.time()
+
+    assert run_virtually(whole()) == (False, 65)

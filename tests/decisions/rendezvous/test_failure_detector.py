@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dlrover_run.background import LONG_PAUSE
 from dlrover_run.rendezvous.failure_detector import (
-    LONG_PAUSE,
     PAUSE_CHECK_INTERVAL,
     PAUSE_TOLERANCE,
     FailureDetector,

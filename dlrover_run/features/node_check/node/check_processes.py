@@ -17,7 +17,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from dlrover_run.background import Background
+from dlrover_run.background import Background, TimeLimit
 from dlrover_run.features.node_check.node.check_workers import CheckWorkers, CheckWorkersLost, check_environments
 from dlrover_run.processes.process import StuckProcess
 from dlrover_run.spec import Entrypoint, JobSpec
@@ -81,7 +81,7 @@ class CheckProcesses:
         """The processes, which are started if none are ready. Raises CheckWorkersLost if that takes longer than
         `seconds`."""
         try:
-            async with asyncio.timeout(seconds):
+            async with TimeLimit(seconds):
                 return await self._ready_workers()
         except TimeoutError:
             raise CheckWorkersLost(

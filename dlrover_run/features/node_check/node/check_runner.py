@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from dlrover_run.background import Background
+from dlrover_run.background import Background, TimeLimit
 from dlrover_run.coordination.records.parts import with_part
 from dlrover_run.coordination.records.report import NodeReport
 from dlrover_run.features.node_check.decision.model import (
@@ -293,7 +293,9 @@ class NodeCheckRunner:
     async def _known_problems(self) -> Sequence[str]:
         looking = self._problems
         assert looking is not None, "it begins before any task"
-        await asyncio.wait([looking], timeout=LOOK_TIMEOUT)
+        with contextlib.suppress(TimeoutError):
+            async with TimeLimit(LOOK_TIMEOUT):
+                await asyncio.wait([looking])
         # An error of it was printed.
         return looking.result() if looking.done() and looking.exception() is None else ()
 

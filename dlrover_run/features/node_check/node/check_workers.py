@@ -20,6 +20,7 @@ from typing import Any
 
 import msgspec
 
+from dlrover_run.background import TimeLimit
 from dlrover_run.coordination.records.bounds import Name
 from dlrover_run.failures.causes import describe_exit_code
 from dlrover_run.features.node_check.decision.evidence import lower_median
@@ -135,13 +136,15 @@ class CheckWorkers:
         """
         self._asking = True
         answers = [process.send(request) for process, request in zip(self._processes, requests, strict=True)]
-        done, late = await asyncio.wait(answers, timeout=max(0.0, seconds), return_when=asyncio.FIRST_EXCEPTION)
+        with contextlib.suppress(TimeoutError):
+            async with TimeLimit(seconds):
+                await asyncio.wait(answers, return_when=asyncio.FIRST_EXCEPTION)
         # The first that ended, because the others may only have lost it.
         for process in sorted(self._processes, key=lambda process: process.end_order):
-            if process.code is not None and process.answer in done and process.answer.exception() is not None:
+            if process.code is not None and process.answer.done() and process.answer.exception() is not None:
                 raise process.lost()
         for answer, process in zip(answers, self._processes, strict=True):
-            if answer in late:
+            if not answer.done():
                 raise CheckWorkersLost(
                     f"the check process of local rank {process.local_rank} gave no answer in {seconds:.3g} s"
                 )

@@ -16,6 +16,7 @@ import typer
 
 from dlrover_run import exit_codes
 from dlrover_run.agent.host import host_name
+from dlrover_run.background import TimeLimit
 from dlrover_run.command_line import values
 from dlrover_run.command_line.entry_point import report
 from dlrover_run.command_line.flag import OTHER, OUTPUT
@@ -150,7 +151,7 @@ class Asker:
 
     async def _in_time(self, job: FoundJob, answer: Coroutine[Any, Any, Answer]) -> Answer:
         try:
-            async with asyncio.timeout(self.timeout):
+            async with TimeLimit(self.timeout):
                 return await answer
         except TimeoutError:
             raise NoAnswer(

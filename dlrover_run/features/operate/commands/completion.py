@@ -11,6 +11,7 @@ import os
 
 import typer
 
+from dlrover_run.background import TimeLimit
 from dlrover_run.command_line.sources import FlagValues
 from dlrover_run.features.operate.jobs.find import find_job, survey_here
 from dlrover_run.features.operate.jobs.survey import group
@@ -26,7 +27,7 @@ def complete_job(incomplete: str) -> list[str]:
     """The names of the jobs here that begin so, and the pids of their launchers."""
 
     async def names() -> list[str]:
-        async with asyncio.timeout(COMPLETION_TIMEOUT):
+        async with TimeLimit(COMPLETION_TIMEOUT):
             jobs = group((await survey_here()).found)
         return [word for job in jobs for word in (job[0][1].job, *map(str, job[0][1].pids_here[:1]))]
 
@@ -57,7 +58,7 @@ def complete_node(context: typer.Context, incomplete: str) -> list[str]:
     program = context.find_root().obj
 
     async def names() -> list[str]:
-        async with asyncio.timeout(COMPLETION_TIMEOUT):
+        async with TimeLimit(COMPLETION_TIMEOUT):
             found = await find_job(FlagValues(values, os.environ, program.by_dest), os.environ, program)
             nodes = (await found.ask()).nodes
         return [*(str(node.node) for node in nodes if node.node is not None), *dict.fromkeys(n.host for n in nodes)]

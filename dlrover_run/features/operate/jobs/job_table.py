@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TextIO
 
 import msgspec
 
+from dlrover_run.background import TimeLimit
 from dlrover_run.console.text import format_duration, sanitize
 from dlrover_run.features.operate.display.ids import short_ids
 from dlrover_run.features.operate.display.text import table
@@ -58,7 +59,7 @@ async def job_rows(jobs: Sequence[list[FoundAgent]], silent: Sequence[SilentAgen
     async def ask(agents: list[FoundAgent]) -> JobStatus | None:
         async with width:
             try:
-                async with asyncio.timeout(STATUS_TIMEOUT):
+                async with TimeLimit(STATUS_TIMEOUT):
                     for name, _ in agents:
                         if (reply := await ask_agent(name, AgentRequest(status=True))) is not None:
                             return reply.status

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from dlrover_run.background import TimeLimit
 from dlrover_run.features.operate import protocol
 from dlrover_run.features.operate.jobs.namespaces import ancestor_here
 from dlrover_run.features.operate.protocol import AgentInfo, AgentReply, AgentRequest
@@ -123,7 +124,7 @@ async def _ask(name: str, request: AgentRequest, users: Collection[int] | None) 
     writer: asyncio.StreamWriter | None = None
     peer: Peer | None = None
     try:
-        async with asyncio.timeout(None if request.waits else SURVEY_TIMEOUT):
+        async with TimeLimit(None if request.waits else SURVEY_TIMEOUT):
             reader, writer = await asyncio.open_unix_connection(f"\0{name}", limit=protocol.MAX_REPLY)
             peer = peer_of(writer.get_extra_info("socket"))
             if users is not None and peer.uid not in users:

@@ -21,6 +21,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import msgspec
 
+from dlrover_run.background import TimeLimit, wait_for_event
 from dlrover_run.features.operate.web.metrics import CONTENT_TYPE, JobFigures, render_metrics
 from dlrover_run.features.operate.web.scrapes import SCRAPES, ScrapeTimes
 from dlrover_run.job_status.history import JobHistory
@@ -158,9 +159,7 @@ class WebServer:
             if left <= 0:
                 return
             self._scraped.clear()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(left):
-                    await self._scraped.wait()
+            await wait_for_event(self._scraped, left)
 
     def _note_end(self, status: JobStatus, history: JobHistory) -> None:
         now = time.monotonic()
@@ -183,7 +182,8 @@ class WebServer:
         self._connections.close()
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), HEAD_TIMEOUT)
+        async with TimeLimit(HEAD_TIMEOUT):
+            head = await reader.readuntil(b"\r\n\r\n")
         try:
             request = parse_head(head)
             check_access(request, self._token)
@@ -275,9 +275,7 @@ class WebServer:
                     last = shape
                     yield _event("status", msgspec.json.encode(status))
                 await asyncio.sleep(EVENT_INTERVAL)
-                try:
-                    await asyncio.wait_for(changed.wait(), KEEP_ALIVE_INTERVAL)
-                except TimeoutError:
+                if not await wait_for_event(changed, KEEP_ALIVE_INTERVAL):
                     yield b": still there\n\n"
             yield _event("end", b"{}")
         finally:
@@ -308,4 +306,5 @@ def _head(status: str, kind: str, length: int | None = None, more: str = "") -> 
 
 async def _send(writer: asyncio.StreamWriter, data: bytes) -> None:
     writer.write(data)
-    await asyncio.wait_for(writer.drain(), HEAD_TIMEOUT)
+    async with TimeLimit(HEAD_TIMEOUT):
+        await writer.drain()
