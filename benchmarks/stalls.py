@@ -14,13 +14,29 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+# The reports of NCCL RAS are those of the tests.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+
 from core import faults
 from core.faults import DATA_NETWORK, TwoNetworks
 from core.launchers import OURS, Job, Launcher
 from core.ratios import Lost
 from core.run import NANOSECOND, Run
 from core.series import Kept, Series
-from stall_matrix.kinds import BY_NAME, CALMS, FAULTS, INNOCENTS, REPETITIONS, Fault, Key, keys
+from device_lab.build import why_no_compiler
+from device_lab.job import DeviceJob, device_job
+from stall_matrix.kinds import (
+    BY_NAME,
+    CALMS,
+    DEVICE,
+    FAULTS,
+    INNOCENTS,
+    REPETITIONS,
+    SHAPES,
+    Fault,
+    Key,
+    keys,
+)
 from stall_matrix.report import tables
 from stall_matrix.trial import Trial, outcome, trial_of
 
@@ -97,19 +113,29 @@ def hang_or_pause(key: Key) -> Trial:
     """Run one job. Raises Lost if it did not come to its fault, or to the end of an innocent one."""
     fault, draw = BY_NAME[key.fault], key.draw
     guilty, delay = draw.randrange(key.ranks), draw.uniform(*TRAINING)
-    faulty, delay = (EVERY_RANK, 0.0) if fault.at_once else (guilty, delay)
+    of_all = fault.at_once or fault.together
+    faulty, delay = EVERY_RANK if of_all else guilty, 0.0 if fault.at_once else delay
     with contextlib.ExitStack() as setting:
         place = setting.enter_context(fault.place())
         nodes = setting.enter_context(faults.two_networks()) if fault.cuts else None
         run = setting.enter_context(Run())
         run.ends_by_itself = False
         journal = run.directory / "journal"
-        environment = {"BENCHMARK_FAULT": f"{key.fault} {faulty} {delay} {key.pause} {place}"}
+        environment = {
+            "BENCHMARK_FAULT": f"{key.fault} {faulty} {delay} {key.pause} {place}",
+            "BENCHMARK_GUILTY": str(guilty),
+        }
+        device: DeviceJob | None = None
+        if key.shape == DEVICE:
+            device = setting.enter_context(device_job(run.directory, key.device_options))
+            environment.update(device.environment)
         start(key, run, nodes, ("--stall-action=report", f"--journal={journal}"), environment)
         trains = run.wait("step", key.ranks, START_TIMEOUT)
-        starved = 0.0
+        starved, awaited, asked = 0.0, "", 0
         began = run.wait("fault", 1, START_TIMEOUT, only={guilty})[0]
         fault_at = began.at_ns * NANOSECOND
+        if device is not None:
+            asked = device.reports.asked
         printed, queued, watched_at = len(run.output), queued_seconds(run), time.monotonic()
         with contextlib.ExitStack() as harm:
             if nodes is not None or fault.outside is not None:
@@ -122,19 +148,21 @@ def hang_or_pause(key: Key) -> Trial:
                 # A false report before it is none of this hang.
                 found = run.wait_output(PRINTED, LIMIT, after=printed)
                 starved = (queued_seconds(run) - queued) / (time.monotonic() - watched_at)
+                if device is not None:
+                    awaited = device.awaited(guilty)
                 if found:
                     wait_for_event(run, journal, fault_at)
             elif fault.outside is not None:
                 run.settle(key.pause)
         if fault.innocent:
             if fault.outside is None:
-                run.wait("over", key.ranks if fault.at_once else 1, key.pause + END_OF_PAUSE)
+                run.wait("over", key.ranks if of_all else 1, key.pause + END_OF_PAUSE)
             run.settle(AFTERWARDS)
         ended = time.monotonic() if fault.innocent else fault_at
         events = stalls_in(journal)
     at = float("inf") if fault.innocent else fault_at
     watched = ended - max(report.at_ns for report in trains) * NANOSECOND
-    return trial_of(key, guilty, at, events, watched, starved)
+    return trial_of(key, guilty, at, events, watched, starved, awaited, asked)
 
 
 def queued_seconds(run: Run) -> float:
@@ -164,6 +192,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--ranks", type=int, nargs="+", default=SIZES, help="numbers of workers (default: 2 4)")
     parser.add_argument(
+        "--shape",
+        choices=SHAPES,
+        nargs="+",
+        default=SHAPES,
+        help="how workers wait: in gloo, or for a device as with NCCL (default: both)",
+    )
+    parser.add_argument(
         "--seconds", type=float, help="of an innocent pause (default: 60), or a calm job (default: 900)"
     )
     SERIES.add_options(parser)
@@ -180,21 +215,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     names = options.only or [one.name for one in group]
     if others := {*names} - {one.name for one in group}:
         parser.error(f"{min(others)} is {word}")
-    return SERIES.run(
-        parser, options, keys(group, names, options.ranks, options.repetitions or turns(str(repetitions)), seconds)
-    )
+    runs = options.repetitions or turns(str(repetitions))
+    return SERIES.run(parser, options, keys(group, names, options.ranks, runs, seconds, options.shape))
 
 
 @functools.cache
-def why_absent(fault: str) -> str | None:
+def why_absent(fault: str, shape: str) -> str | None:
     """Why a kind cannot be tried here; None if it can."""
-    why = BY_NAME[fault].unavailable()
+    why = BY_NAME[fault].unavailable() or (why_no_compiler() if shape == DEVICE else None)
     return f"{fault}: {why}" if why else None
 
 
 def absent(key: Key, kept: Sequence[Kept[Trial]]) -> str | None:
     """Why a run cannot be done here; None if it can."""
-    return why_absent(key.fault)
+    return why_absent(key.fault, key.shape)
 
 
 TITLE = "Jobs that hang, and jobs that only seem to"

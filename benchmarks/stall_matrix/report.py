@@ -9,7 +9,7 @@ from statistics import median
 from core.report import Table
 from core.series import Kept, measured, percent, quantile
 
-from stall_matrix.kinds import BY_NAME, CALMS, FAULTS, INNOCENTS
+from stall_matrix.kinds import BY_NAME, CALMS, DEVICE, FAULTS, INNOCENTS, SHAPES
 from stall_matrix.trial import NO_RANK, NO_REPORT, Trial
 
 STARVED = 0.5
@@ -19,6 +19,8 @@ HANGS_HEAD = (
     *("ranks", "the guilty rank", "runs", "reported", "median", "95 %", "greatest"),
     *("right rank", "another rank", "no rank", "right line", "before the fault"),
 )
+OPERATION = "right operation"
+"""A further column of jobs whose processes answer which operations they have launched."""
 INNOCENTS_HEAD = ("ranks", "what happens", "for", "runs", "runs with a report")
 REASONS_HEAD = ("the guilty rank", "runs")
 RANKS_HEAD = ("ranks", "guilty", "runs")
@@ -42,6 +44,12 @@ def hang_cells(title: str, ranks: str, trials: Sequence[Trial]) -> list[str]:
         percent(sum(one.right_line for one in with_line), len(with_line)),
         str(sum(one.wrong_reports for one in trials)),
     ]
+
+
+def operation_cells(trials: Sequence[Trial]) -> list[str]:
+    """The further cell of a row of hangs."""
+    answered = [one for one in trials if one.awaited]
+    return [percent(sum(one.operation == one.awaited for one in answered), len(answered))]
 
 
 def reason_rows(hangs: Sequence[Trial], codes: Sequence[str]) -> list[list[str]]:
@@ -68,7 +76,13 @@ def rank_rows(hangs: Sequence[Trial], sizes: Sequence[int]) -> list[list[str]]:
 
 
 def tables(kept: Sequence[Kept[Trial]]) -> list[Table]:
-    """All tables."""
+    """All tables: those of jobs with gloo, then of those with the shape of a device."""
+    by_shape = [(shape, [one for one in kept if one.run.shape == shape]) for shape in SHAPES]
+    return [table for shape, own in by_shape if own for table in shape_tables(shape, own)]
+
+
+def shape_tables(shape: str, kept: Sequence[Kept[Trial]]) -> list[Table]:
+    """The tables of the runs of one shape."""
     runs = [one.run for one in kept]
     hangs = [one for one in runs if not BY_NAME[one.fault].innocent]
     innocent = [one for one in runs if BY_NAME[one.fault].innocent]
@@ -78,10 +92,13 @@ def tables(kept: Sequence[Kept[Trial]]) -> list[Table]:
         for fault in FAULTS
         for size in sizes
     ]
-    rows = [hang_cells(fault.title, str(size), own) for fault, size, own in groups if own]
-    rows += [hang_cells("all", "", hangs)] if hangs else []
     fed = [one for one in hangs if one.starved <= STARVED]
-    rows += [hang_cells("all whose launcher had a processor", "", fed)] if len(fed) < len(hangs) else []
+    rows = [(fault.title, str(size), own) for fault, size, own in groups if own]
+    rows += [("all", "", hangs)] if hangs else []
+    rows += [("all whose launcher had a processor", "", fed)] if len(fed) < len(hangs) else []
+    on_device = shape == DEVICE
+    cells = [hang_cells(*row) + (operation_cells(row[2]) if on_device else []) for row in rows]
+    head = (*HANGS_HEAD, OPERATION) if on_device else HANGS_HEAD
     found = {one.reported for one in hangs}
     codes = [*sorted(found - {NO_RANK, NO_REPORT}), NO_RANK, NO_REPORT]
     pauses = [
@@ -96,19 +113,28 @@ def tables(kept: Sequence[Kept[Trial]]) -> list[Table]:
         f"Jobs without a fault, or before it, were watched for {watched:.0f} s ({watched / 3600:.2f} hours): "
         f"{wrong} false reports."
     )
+    if on_device:
+        about += f" Processes were asked for their operations {sum(one.asked for one in runs)} times before the fault."
     named = [f"rank {rank} named" for rank in range(max(sizes))]
-    how = measured(kept)
+    how = measured(kept, "no device, workers that wait as for one" if on_device else "")
+    name, title = ("-device", ", with the shape of a device") if on_device else ("", "")
     found_tables = [
-        Table("hangs", how, HANGS_HEAD, rows, "Hangs", about, (1,)),
-        Table("reasons", how, (*REASONS_HEAD, *codes), reason_rows(hangs, codes), "Why the rank was named"),
+        Table(f"hangs{name}", how, head, cells, f"Hangs{title}", about, (1,)),
         Table(
-            "ranks",
+            f"reasons{name}",
+            how,
+            (*REASONS_HEAD, *codes),
+            reason_rows(hangs, codes),
+            f"Why the rank was named{title}",
+        ),
+        Table(
+            f"ranks{name}",
             how,
             (*RANKS_HEAD, *named, "several", "none"),
             rank_rows(hangs, sizes),
-            "The ranks that were named",
+            f"The ranks that were named{title}",
             text=(),
         ),
-        Table("innocent", how, INNOCENTS_HEAD, pauses, "Innocent pauses", text=(1,)),
+        Table(f"innocent{name}", how, INNOCENTS_HEAD, pauses, f"Innocent pauses{title}", text=(1,)),
     ]
     return [one for one in found_tables if one.rows]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from dlrover_run.events.records import WorkerStalled
 from dlrover_run.features.hangs.search.guilt import GuiltCode
 from dlrover_run.words.reasons import render
-from stall_matrix.kinds import BY_NAME, SCRIPT, Key
+from stall_matrix.kinds import BY_NAME, GLOO, SCRIPT, Key
 
 ONE_REPORT = 0.5
 """Seconds between the first and the last event of one report."""
@@ -22,7 +22,9 @@ class Trial:
     `named` ranks were named, `function` where the first of them was found. `wrong_reports` came when nothing was
     wrong: before the fault, or of an innocent job; that lasted for `watched` seconds. `wrong` has their lines.
     `starved` is the share of the time from the fault to the report in which the launcher could have run and had no
-    processor."""
+    processor. `awaited` is the operation in which the other ranks wait, with its number, if the processes of the job
+    answer which they have launched; `operation` is the one that the report names. `asked` counts how often
+    they were asked before the fault."""
 
     fault: str
     ranks: int
@@ -37,10 +39,14 @@ class Trial:
     watched: float
     wrong: tuple[str, ...] = ()
     starved: float = 0.0
+    shape: str = GLOO
+    awaited: str = ""
+    operation: str = ""
+    asked: int = 0
 
     @property
     def key(self) -> Key:
-        return Key(self.fault, self.ranks, self.turn, self.pause)
+        return Key(self.fault, self.ranks, self.turn, self.pause, self.shape)
 
     @property
     def reported(self) -> str:
@@ -70,12 +76,15 @@ def trial_of(
     events: Sequence[WorkerStalled],
     watched: float,
     starved: float = 0.0,
+    awaited: str = "",
+    asked: int = 0,
 ) -> Trial:
     """The outcome of a run from the stalls in its event log; `fault_at` is infinite if nothing was wrong. Pure."""
     wrong = [event for event in events if event.mono < fault_at]
     after = [event for event in events if event.mono >= fault_at]
     first = [event for event in after if event.mono <= after[0].mono + ONE_REPORT]
     reasons = next((event.reasons for event in first if event.guilty), ())
+    params = next((one.params for one in reasons if "operation" in one.params), {})
     place: Mapping[str, object] = next((one.params for one in reasons if GuiltCode.PLACE.within((one,))), {})
     here = str(place.get("file", "")).endswith(f"/{SCRIPT}")
     lines = {round(event.since, 3): "" for event in wrong}
@@ -83,7 +92,8 @@ def trial_of(
         if event.guilty:
             lines[round(event.since, 3)] = f"rank {event.rank} {render(event.reasons)}"
     return Trial(
-        *key,
+        *key[:4],
+        shape=key.shape,
         guilty=guilty,
         seconds=first[0].mono - fault_at if first else None,
         named=tuple(sorted(event.rank for event in first if event.guilty)),
@@ -93,12 +103,17 @@ def trial_of(
         watched=watched,
         wrong=tuple(lines.values()),
         starved=round(starved, 2),
+        awaited=awaited,
+        asked=asked,
+        operation=f"{params['operation']} {params.get('number')}" if params else "",
     )
 
 
 def outcome(trial: Trial) -> str:
     """One line for the console."""
     named = " ".join(map(str, trial.named)) or "none"
-    at = "no report" if trial.seconds is None else f"{trial.seconds:.1f} s, rank {named}, {trial.code} {trial.function}"
+    found = " ".join(word for word in (trial.code, trial.function, trial.operation) if word)
+    at = "no report" if trial.seconds is None else f"{trial.seconds:.1f} s, rank {named}, {found}"
     wrong = "".join(f"; wrong report: {line or NO_RANK}" for line in trial.wrong)
-    return f"{trial.fault} {trial.ranks} {trial.turn}: guilty {trial.guilty}: {at}{wrong}"
+    shape = "" if trial.shape == GLOO else f" {trial.shape}"
+    return f"{trial.fault} {trial.ranks} {trial.turn}{shape}: guilty {trial.guilty}: {at}{wrong}"

@@ -51,7 +51,11 @@ import torch.distributed as dist  # noqa: E402
 
 from dlrover_run import training  # noqa: E402
 
-dist.init_process_group("gloo")
+on_device = "BENCHMARK_DEVICE" in os.environ
+if on_device:
+    import device
+else:
+    dist.init_process_group("gloo")
 total = torch.ones(1000)
 
 # What all ranks do at the same step, and what each does by itself.
@@ -94,8 +98,12 @@ def evaluate(pause: float) -> None:
 
 def step() -> None:
     time.sleep(pace * alone.uniform(0.7, 1.3))
-    dist.all_reduce(total)
-    total.fill_(1.0)
+    if on_device:
+        device.collective(0, device.ALL_REDUCE, device.BYTES)
+        device.synchronize()
+    else:
+        dist.all_reduce(total)
+        total.fill_(1.0)
     if counts_steps:
         training.report(samples=64)
 
@@ -110,7 +118,7 @@ def train() -> None:
         step()
         # The same on all ranks, whose clocks differ.
         if together.random() < pace / BETWEEN_PAUSES:
-            kind, who, pause = together.randrange(4), together.randrange(dist.get_world_size()), between(PAUSES)
+            kind, who, pause = together.randrange(4), together.randrange(int(os.environ["WORLD_SIZE"])), between(PAUSES)
             if kind == 3:
                 # A step that is slower than the others, and shows nothing.
                 time.sleep(pace * 1.5)

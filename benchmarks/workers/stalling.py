@@ -1,7 +1,11 @@
 """A worker that trains until the fault of its run: see `benchmarks/stalls.py`.
 
-BENCHMARK_FAULT has the fault, the rank that it is for (-1: each), the seconds after the first step, how long an
-innocent one takes, and a folder or address that it needs. The function of the fault is where its rank is found then.
+BENCHMARK_FAULT has the fault, the rank that it is for (-1: each, at the same step), the seconds after the first step,
+how long an innocent one takes, and a folder or address that it needs. BENCHMARK_GUILTY is the rank that does something
+else than the others in a fault of all. The function of the fault is where its rank is found then.
+
+With BENCHMARK_DEVICE the worker has the shape of one with NCCL (`device.py`): its collectives are only enqueued, and
+its main thread waits for its device in C, on a line of this script.
 """
 
 import ctypes
@@ -21,10 +25,21 @@ from reporting import report
 report("started")
 name, guilty, delay, seconds, place = os.environ["BENCHMARK_FAULT"].split()
 rank = int(os.environ["RANK"])
-is_for_me = int(guilty) in (rank, -1)
+EVERY_RANK = -1
+is_for_me = int(guilty) in (rank, EVERY_RANK)
+is_guilty = int(os.environ["BENCHMARK_GUILTY"]) == rank
+on_device = "BENCHMARK_DEVICE" in os.environ
 
 PACE = 0.05
 """Seconds between two steps."""
+
+KERNEL = 0.02
+"""Seconds of the device in a step."""
+
+EPOCH = 6.0
+"""Seconds of an epoch whose data loader starts its workers anew, and of their start."""
+
+LOADERS, LOADER_START, LOADED_STEPS = 2, 3.0, 5
 
 STORM_THREADS = 300
 """More than the 100 whose stacks Python writes."""
@@ -45,13 +60,21 @@ if name == "lost-loader" and is_for_me:
 import torch  # noqa: E402 - after the fork
 import torch.distributed as dist  # noqa: E402
 
-dist.init_process_group("gloo")
+if on_device:
+    import device
+else:
+    dist.init_process_group("gloo")
 total = torch.ones(1000)
 
 
 def step() -> None:
-    dist.all_reduce(total)
-    total.fill_(1.0)
+    if not on_device:
+        dist.all_reduce(total)
+        total.fill_(1.0)
+        return
+    device.kernel(KERNEL)
+    device.collective(0, device.ALL_REDUCE, device.BYTES)
+    device.synchronize()
 
 
 def stopped() -> None:
@@ -86,11 +109,25 @@ def lock() -> None:
 
 
 def mismatch() -> None:
+    if on_device:
+        device.collective(0, device.ALL_GATHER, device.BYTES)
+        device.synchronize()
+        return
     dist.all_gather([torch.empty(1000) for _ in range(dist.get_world_size())], total)
 
 
 def left() -> None:
+    if on_device:
+        # As torch makes a barrier: all ranks add up one number.
+        device.collective(0, device.ALL_REDUCE, 4)
+        device.synchronize()
+        return
     dist.barrier()
+
+
+def endless_kernel() -> None:
+    device.kernel(-1.0)
+    step()
 
 
 def cut() -> None:
@@ -171,12 +208,56 @@ def debug() -> None:
         report("continued")
 
 
+def long_kernel() -> None:
+    device.kernel(float(seconds))
+    device.synchronize()
+
+
+def optimize_on_host() -> None:
+    """What an optimizer does whose state is in the host's memory: long operations on large tensors, in place."""
+    parameter = torch.nn.Parameter(torch.ones(4_000_000))
+    parameter.grad = torch.ones_like(parameter)
+    optimizer = torch.optim.AdamW([parameter], foreach=False)
+    for _ in until_over():
+        optimizer.step()
+
+
+def checkpoint_before_barrier() -> None:
+    if is_guilty:
+        checkpoint()
+    left()
+
+
+def prepare(ready: "multiprocessing.Queue[int]") -> None:
+    """What a worker of a data loader does first: it imports, and opens its files."""
+    time.sleep(LOADER_START)
+    for batch in range(LOADED_STEPS):
+        ready.put(batch)
+
+
+def epochs() -> None:
+    context = multiprocessing.get_context("fork")
+    for _ in range(max(1, int(float(seconds) / EPOCH))):
+        ready: multiprocessing.Queue[int] = context.Queue()
+        loaders = [context.Process(target=prepare, args=(ready,), daemon=True) for _ in range(LOADERS)]
+        for one in loaders:
+            one.start()
+        for _ in range(LOADED_STEPS):
+            ready.get()
+            step()
+        for one in loaders:
+            one.kill()
+            one.join()
+
+
 def train() -> None:
     step()
     report("step")
     due = time.monotonic() + float(delay) if is_for_me else float("inf")
-    while True:
-        if time.monotonic() >= due:
+    # At one time all ranks can do something only at one step.
+    due_step = 1 + int(float(delay) / PACE) if int(guilty) == EVERY_RANK else None
+    for number in itertools.count(1):
+        if (time.monotonic() >= due) if due_step is None else (number == due_step):
             due = float("inf")
             report("fault")
             FAULTS.get(name, report_nothing)()
@@ -208,12 +289,19 @@ FAULTS = {
     "cut": cut,
     "full-disk": full_disk,
     "storm": storm,
+    "endless-kernel": endless_kernel,
     "checkpoint": checkpoint,
     "evaluation": evaluate,
     "warm-up": compile_model,
     "compilation": compile_model,
     "download": download,
     "debugger": debug,
+    "kernel": long_kernel,
+    "host-optimizer": optimize_on_host,
+    "checkpoint-barrier": checkpoint_before_barrier,
+    "loaders": epochs,
+    "one-rank": long_kernel,
+    "shared-device": long_kernel,
 }
 
 train()

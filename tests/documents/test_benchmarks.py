@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
 import pytest
 from support.check_world import Computing, NodeTruth, World, whole
 from support.harness import calls_of
@@ -66,6 +67,7 @@ from dlrover_run.events.reader import AgentLog
 from dlrover_run.events.records import CheckpointSeen, LogOpened, WorkerExited, WorkerReady, WorkerStalled
 from dlrover_run.events.timeline import TimePhase, TimeSegment
 from dlrover_run.features.hangs.search.guilt import GuiltCode
+from dlrover_run.words.reasons import Reason
 
 ROOT = Path(__file__).resolve().parents[2]
 SECOND = 1_000_000_000
@@ -846,14 +848,24 @@ def test_of_two_that_wait_for_each_other_both_may_be_named(
 
 def test_the_runs_of_the_matrix_are_even_over_the_kinds_and_drawn_from_their_key() -> None:
     found = kinds.keys(kinds.FAULTS, [one.name for one in kinds.FAULTS], (2, 4), range(1, 21), 60.0)
-    assert Counter(Counter(key[:2] for key in found).values()) == {20: 2 * len(kinds.FAULTS)}
-    assert {key.fault for key in found[:28]} == {one.name for one in kinds.FAULTS}
+    with_gloo = {one.name for one in kinds.FAULTS if kinds.GLOO in one.shapes}
+    assert Counter(Counter(key[:2] for key in found).values()) == {20: 2 * len(with_gloo)}
+    assert {key.fault for key in found[: 2 * len(with_gloo)]} == with_gloo
     for ranks in (2, 4):
         drawn = {key.draw.randrange(ranks) for key in found if key[:2] == ("spin", ranks)}
         assert drawn == set(range(ranks))
     pauses = kinds.keys(kinds.INNOCENTS, ["checkpoint"], (2,), stalls.turns("2"), 5.0)
     assert pauses == [kinds.Key("checkpoint", 2, turn, 5.0) for turn in (1, 2)]
     assert pauses[0].draw.random() == pauses[0]._replace(pause=60.0).draw.random()
+    both = kinds.keys(kinds.FAULTS, ["spin", "endless-kernel"], (2,), stalls.turns("1"), 0.0, kinds.SHAPES)
+    assert [(key.fault, key.shape) for key in both] == [
+        ("spin", "gloo"),
+        ("spin", "device"),
+        ("endless-kernel", "device"),
+    ]
+    one_rank = kinds.keys(kinds.INNOCENTS, ["one-rank"], (2, 4), stalls.turns("1"), 5.0, kinds.SHAPES)
+    assert [(key.ranks, key.shape) for key in one_rank] == [(1, "device")]
+    assert {key.device_options["tcp"] for key in kinds.keys(kinds.FAULTS, ["cut"], (2,), range(1, 9), 0.0)} == {1}
     assert [key.turn for key in kinds.keys(kinds.CALMS, ["calm"], (4,), stalls.turns("11:12"), 900.0)] == [11, 12]
 
 
@@ -885,8 +897,26 @@ def test_the_confusion_matrices_count_each_run_once(tmp_path: Path) -> None:
     assert "Jobs without a fault, or before it, were watched for 3600 s (1.00 hours): 1 false reports." in lines
 
 
+def test_the_runs_with_the_shape_of_a_device_have_tables_of_their_own() -> None:
+    key = SPIN._replace(shape=kinds.DEVICE)
+    found_by = Reason("stall.behind", {"operation": "all_reduce", "number": 121})
+    event = stalled(1, 104.0, 99.9, guilty=True)
+    event = msgspec.structs.replace(event, reasons=(found_by, *event.reasons[1:]))
+    named = stall_trial.trial_of(key, 1, 100.0, [event], 20.0, awaited="all_reduce 121", asked=2)
+    other = stall_trial.trial_of(key._replace(turn=2), 1, 100.0, [event], 20.0, awaited="all_reduce 122")
+    unknown = stall_trial.trial_of(key._replace(turn=3), 1, 100.0, [event], 20.0)
+    assert (named.key, named.operation, named.right_line) == (key, "all_reduce 121", True)
+    runs = [series.Kept(one, MACHINE) for one in (named, other, unknown, stall_trial.trial_of(SPIN, 1, 100.0, [], 1.0))]
+    found = {table.name: table for table in stall_report.tables(runs)}
+    assert [*found] == ["hangs", "reasons", "ranks", "hangs-device", "reasons-device", "ranks-device"]
+    assert [row[-1] for row in found["hangs-device"].rows] == ["50 %", "50 %"]
+    assert "asked for their operations 2 times before the fault" in found["hangs-device"].about
+    assert "no report" in stall_trial.outcome(runs[-1].run)
+    assert "spin 2 1 device: guilty 1: 4.0 s, rank 1" in stall_trial.outcome(named)
+
+
 def test_a_kind_is_chosen_in_its_group(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert stalls.main([f"--output={tmp_path}", "--only=spin", "--budget=0", "--repetitions=3"]) == 0
+    assert stalls.main([f"--output={tmp_path}", "--only=spin", "--budget=0", "--repetitions=3", "--shape=gloo"]) == 0
     assert "6 of 6 are missing" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         stalls.main([f"--output={tmp_path}", "--only=spin", "--innocent"])

@@ -26,6 +26,9 @@ STATES = ("NOCOMM", "INIT", "RUNNING", "FINALIZE", "ABORT")
 DETAILS = 10
 """Ranks up to which a report that is not verbose lists them."""
 
+CLIENT_TIMEOUT = 5.0
+"""Seconds for which a report waits for a process that does not answer, unless the client names another limit."""
+
 LINE_SIZE = 1024
 RECORDED = Path(__file__).with_name("recorded") / "ras-hang-rank1-sleeps.txt"
 END_TIMEOUT = 10.0
@@ -316,8 +319,9 @@ def _ranks(ranks: Sequence[RasRank | MissingRank], many: str, single: str, total
 class RasAnswers:
     """How a server answers. `job` is asked at each report; with `recorded` the report is that text, whatever is asked
     for. `knows_json` is False before NCCL 2.28.7. `protocol` is what the server calls its own. `delay` are the seconds
-    before the second part of a report, for which NCCL waits for other processes. With `silent` a connection is accepted
-    and never answered, as by a process that is stopped. `damage` changes the bytes of a report.
+    before the second part of a report, for which NCCL waits for other processes; with `waits` it is the time limit of
+    the client, as where one of them does not answer. With `silent` a connection is accepted and never answered, as by a
+    process that is stopped. `damage` changes the bytes of a report.
 
     `asked` counts the reports that clients have asked for.
     """
@@ -326,6 +330,7 @@ class RasAnswers:
     knows_json: bool = True
     protocol: int = 2
     delay: float = 0.0
+    waits: bool = False
     silent: bool = False
     damage: Callable[[bytes], bytes] = bytes
     recorded: bytes | None = None
@@ -339,17 +344,21 @@ class RasAnswers:
                 self.ended.wait()
                 return
             with client.makefile("rb") as commands:
-                as_json = False
+                as_json, limit = False, CLIENT_TIMEOUT
                 while line := commands.readline(LINE_SIZE):
                     command = line.decode(errors="replace").strip()
                     word = command.lower()
                     if word in ("status", "verbose status"):
                         self.asked += 1
-                        self._send_report(client, as_json, verbose=word.startswith("verbose"))
+                        delay = limit if self.waits else self.delay
+                        self._send_report(client, as_json, delay, verbose=word.startswith("verbose"))
                         return
                     if word.startswith("set format ") and self.knows_json:
                         as_json = word.endswith(" json")
-                    client.sendall(self._answer(command).encode() + b"\n")
+                    answer = self._answer(command)
+                    if word.startswith("timeout ") and answer == "OK":
+                        limit = float(word.partition(" ")[2])
+                    client.sendall(answer.encode() + b"\n")
 
     def _answer(self, command: str) -> str:
         word, _, rest = command.partition(" ")
@@ -362,16 +371,16 @@ class RasAnswers:
                 return "OK" if rest.lower() in ("format text", "format json") else f"ERROR: Invalid format {rest}"
         return f"ERROR: Unknown command {command}"
 
-    def _send_report(self, client: socket.socket, as_json: bool, verbose: bool) -> None:
+    def _send_report(self, client: socket.socket, as_json: bool, delay: float, verbose: bool) -> None:
         if self.recorded is not None:
-            self.ended.wait(self.delay)
+            self.ended.wait(delay)
             client.sendall(self.damage(self.recorded))
             return
         began = time.monotonic()
         job = self.job()
         if not as_json:
             client.sendall(self.damage(head_of_text(job).encode()))
-        self.ended.wait(self.delay)
+        self.ended.wait(delay)
         job = RasJob(job.communicators, job.version, job.seconds or time.monotonic() - began)
         rest = json_report(job) + "\n" if as_json else rest_of_text(job, verbose=verbose)
         client.sendall(self.damage(rest.encode()))
