@@ -44,6 +44,7 @@ from dlrover_run.processes.process import StuckProcess
 from dlrover_run.rendezvous import backends
 from dlrover_run.rendezvous.client import OnChange, RendezvousClient
 from dlrover_run.spec import JobSpec, SpecError
+from dlrover_run.words.log_level import internal_error, log_frames
 from dlrover_run.workers.environment import requeue_count
 
 if TYPE_CHECKING:
@@ -255,12 +256,14 @@ class Agent:
         if name not in self._failed_consumers:
             self._failed_consumers.add(name)
             self._console.info(
-                f"warning: {name} cannot be read: internal error: {error!r}; please report it; the launcher tries "
-                f"again every {RETRY_INTERVAL:.0f} s"
+                f"warning: {name} cannot be read: {internal_error(error)}; the launcher tries again every "
+                f"{RETRY_INTERVAL:.0f} s"
             )
+            log_frames(self._console.info, error)
 
     def _note_failed_close(self, name: str, error: Exception) -> None:
-        self._console.info(f"warning: {name} cannot be ended: internal error: {error!r}; please report it")
+        self._console.info(f"warning: {name} cannot be ended: {internal_error(error)}")
+        log_frames(self._console.info, error)
 
     def _begin_features(self) -> None:
         self._features.begin(self._services, self._adapter, self._client.assignment)

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from dlrover_run.coordination.coordinator import Coordinator
 from dlrover_run.coordination.node_views import EMPTY_VIEW, build_assignment, node_views
 from dlrover_run.coordination.records.assignment import Assignment, NodeView, Waiting
-from dlrover_run.coordination.records.bounds import MAX_ERROR_TEXT
 from dlrover_run.coordination.records.plan import OVER, Plan
 from dlrover_run.coordination.records.report import NodePhase, NodeReport
 from dlrover_run.coordination.records.requests import JUST_BEGUN, OperatorRequest, RequestFailed
@@ -22,7 +21,7 @@ from dlrover_run.coordination.records.round import NodeKey
 from dlrover_run.coordination.records.rules import MAX_NODES
 from dlrover_run.coordination.records.validation import validate_report, wrong_job_kind
 from dlrover_run.coordination.waiting_throttle import WaitingThrottle
-from dlrover_run.words.log_level import traceback_lines
+from dlrover_run.words.log_level import MAX_ERROR_TEXT, traceback_lines
 from dlrover_run.words.reasons import Reasons, sentence
 
 ERROR_RETRY = 5.0

@@ -4,10 +4,10 @@ written by hand, by another version, or damaged in a way that no checksum covers
 from __future__ import annotations
 
 from dlrover_run.coordination.coordinator import Coordinator
-from dlrover_run.coordination.records.bounds import MAX_ERROR_TEXT
 from dlrover_run.coordination.records.plan import Plan
 from dlrover_run.coordination.records.report import NodePhase, NodeReport
 from dlrover_run.coordination.records.rules import JobRules
+from dlrover_run.words.log_level import MAX_ERROR_TEXT
 
 
 def misfit(rules: JobRules, plan: Plan) -> str | None:

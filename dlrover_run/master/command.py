@@ -31,6 +31,7 @@ from dlrover_run.processes import event_loop, signals, tree
 from dlrover_run.rendezvous import kinds
 from dlrover_run.spec import FlagValue, SpecError
 from dlrover_run.transport.addresses import Address, bind_error
+from dlrover_run.words.log_level import internal_error, log_frames
 from dlrover_run.words.text import join_address
 from dlrover_run.workers.template import process_title
 
@@ -298,9 +299,12 @@ async def _serve(options: Options) -> int:
         ) from None
     log(f"listens on {join_address(options.host, port)}")
     web: Any = None
-    background = Background(
-        lambda error: log_to_launcher(f"warning: no page is served: internal error: {error!r}; please report it")
-    )
+
+    def note_failed_web(error: Exception) -> None:
+        log_to_launcher(f"warning: no page is served: {internal_error(error)}")
+        log_frames(log, error)
+
+    background = Background(note_failed_web)
     if options.web is not None:
         try:
             web = await _start_web(server.jobs, options, options.web)

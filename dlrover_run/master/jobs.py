@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
@@ -15,7 +14,6 @@ import msgspec
 
 from dlrover_run.background import TimeLimit
 from dlrover_run.coordination.coordinator import Coordinator
-from dlrover_run.coordination.records.bounds import MAX_ERROR_TEXT
 from dlrover_run.coordination.records.report import NodeReport
 from dlrover_run.coordination.records.requests import JUST_BEGUN, OperatorRequest, RequestFailed
 from dlrover_run.coordination.records.round import NodeKey
@@ -30,7 +28,7 @@ from dlrover_run.master.job import JobHost, NodeConnection, RequestRefused
 from dlrover_run.master.journal import Journal, JournalDamaged
 from dlrover_run.rendezvous.failure_detector import PauseDetector
 from dlrover_run.transport.messages import Answered, InvalidMessage, Join, Refused, Welcome, decode_rules
-from dlrover_run.words.log_level import is_debug, traceback_lines
+from dlrover_run.words.log_level import internal_error, log_frames
 from dlrover_run.words.reasons import render
 
 MAX_JOBS = 1000
@@ -47,9 +45,8 @@ LOG_STALLS_FROM = 3.0
 """Seconds from which on a stall of the master is logged."""
 
 
-def internal_error(error: Exception) -> str:
-    """A sentence about an internal error. It is also sent to nodes, because a launched master has no console."""
-    return f"internal error of the master: {repr(error)[:MAX_ERROR_TEXT]}; please report it"
+OF_MASTER = " of the master"
+"""Where an internal error is, in its text: a node prints it too."""
 
 
 def _moved_text(name: str, address: str) -> str:
@@ -179,6 +176,10 @@ class Jobs:
         finally:
             found = job.end_stacks(request)
         return Answered(stacks=msgspec.Raw(msgspec.json.encode(found)))
+
+    def log_frames(self, error: Exception) -> None:
+        """Log with LOGLEVEL=DEBUG where an internal error of a session was raised, after its text."""
+        log_frames(self._log, error)
 
     def move(self, name: str, address: str) -> Answered:
         """Leave a job to the successor at that address, and send its nodes there. The session of a successor that asks
@@ -334,11 +335,10 @@ class Jobs:
                 job.step(now)
             except Exception as error:
                 # A defect in one job must not end the others. Its nodes continue training and reconnect.
-                text = internal_error(error)
+                # It is also sent to the nodes, because a launched master has no console.
+                text = internal_error(error, OF_MASTER)
                 self._log(f"job {name!r}: {text}")
-                if is_debug(os.environ):
-                    for line in traceback_lines(error):
-                        self._log(line)
+                self.log_frames(error)
                 self._drop(job)
                 job.close(Refused(text, retry=True))
                 continue

@@ -11,7 +11,7 @@ from dlrover_run.background import Background
 from dlrover_run.coordination.records.assignment import Assignment
 from dlrover_run.coordination.records.round import NodeKey
 from dlrover_run.master.job import JobHost, RequestRefused
-from dlrover_run.master.jobs import Jobs, internal_error
+from dlrover_run.master.jobs import OF_MASTER, Jobs
 from dlrover_run.transport import auth
 from dlrover_run.transport.connection import ConnectionLost, ServerConnection
 from dlrover_run.transport.messages import (
@@ -33,6 +33,7 @@ from dlrover_run.transport.messages import (
     decode_from_node,
     encode,
 )
+from dlrover_run.words.log_level import internal_error
 
 JOIN_TIMEOUT = 10.0
 """Seconds from the opening of a connection until its `Join`; a slower one is ended.
@@ -135,8 +136,7 @@ class NodeSession:
         except ConnectionLost:
             self.end(None)
         except Exception as error:
-            text = internal_error(error)
-            on_refused(text)
+            text = self._note_defect(error)
             self.end(Refused(text, retry=True))
 
     async def _authenticate(self) -> Hello:
@@ -217,8 +217,14 @@ class NodeSession:
             self._ended.set()
 
     def _note_failure(self, error: Exception) -> None:
-        self._on_refused(internal_error(error))
+        self._note_defect(error)
         self._ended.set()
+
+    def _note_defect(self, error: Exception) -> str:
+        text = internal_error(error, OF_MASTER)
+        self._on_refused(text)
+        self._jobs.log_frames(error)
+        return text
 
     def _next_message(self) -> MasterMessage | None:
         if self._replies:

@@ -21,6 +21,7 @@ from dlrover_run.rendezvous import cut_off
 from dlrover_run.rendezvous.client import AssignmentTracker, OnChange, StackSource
 from dlrover_run.rendezvous.cut_off import CutOffDetector
 from dlrover_run.spec import JobSpec
+from dlrover_run.words.log_level import internal_error, log_frames
 from dlrover_run.words.reasons import sentence
 
 Reaches = Callable[[str, int], Awaitable[bool]]
@@ -356,4 +357,5 @@ class RemoteClient(abc.ABC):
         await wait_for_event(self._changed, None if until is None else until - self._loop.time())
 
     def _note_internal_error(self, error: Exception) -> None:
-        self._give_up(f"internal error with {self._server}: {error!r}; please report it")
+        self._give_up(internal_error(error, f" with {self._server}"))
+        log_frames(self._log, error)

@@ -22,6 +22,7 @@ from dlrover_run.processes import signals
 from dlrover_run.processes.ports import HeldPort
 from dlrover_run.rendezvous.backends import open_client
 from dlrover_run.spec import JobSpec, SpecError
+from dlrover_run.words.log_level import internal_error, log_frames
 
 LEAVE_TIMEOUT = 5.0
 """Seconds for the thread to report that this node has left and to end; the client needs 2. After that the process ends
@@ -147,7 +148,8 @@ class NodeThread:
             # A package that the backend needs is not installed.
             problem = str(mistake)
         except Exception as error:
-            problem = f"internal error in the rendezvous: {error!r}; please report it"
+            problem = internal_error(error, " in the rendezvous")
+            log_frames(self._log, error)
         with self._changed:
             self._loop = self._node_state = None
             if self.view.problem is None:

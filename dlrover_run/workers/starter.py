@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from dlrover_run.background import Background
 from dlrover_run.processes.process import ProcessSpec, spawn
 from dlrover_run.spec import JobSpec
+from dlrover_run.words.log_level import internal_error, log_frames
 from dlrover_run.workers.environment import environments_before_ranks, python_program
 from dlrover_run.workers.startup_probe import STORE_TIMEOUT
 from dlrover_run.workers.template_client import Imported, Template, TemplateError, UnsafeToFork
@@ -54,7 +55,7 @@ class Starter:
         self._import_timer: asyncio.TimerHandle | None = None
         self._importing: asyncio.Task[None] | None = None
         self._prestarting: asyncio.Task[None] | None = None
-        self._background = Background(lambda error: self._give_up(_internal(error)))
+        self._background = Background(self._note_internal_error)
         self.store_timeout = STORE_TIMEOUT
         """Seconds for which the workers of the next round wait for its store; see `StartupProbe`."""
         if self._forking and self._program is None:
@@ -153,7 +154,8 @@ class Starter:
             if task is not None:
                 await asyncio.wait([task])
                 if not task.cancelled() and (error := task.exception()) is not None:
-                    await self._abandon(TemplateError(_internal(error)))
+                    self._note_internal_error(error)
+                    await self._close_template()
 
     async def _replace_template(self, environments: Sequence[Mapping[str, str]]) -> None:
         # Libraries read the environment while they are imported, so the template has what all workers have in common.
@@ -206,9 +208,17 @@ class Starter:
 
     async def _abandon(self, error: TemplateError) -> None:
         self._give_up(str(error))
+        await self._close_template()
+
+    async def _close_template(self) -> None:
         if self._template is not None:
             await self._template.close()
             self._template = None
+
+    def _note_internal_error(self, error: BaseException) -> None:
+        if self._forking:
+            self._give_up(internal_error(error))
+            log_frames(self._log, error)
 
     def _give_up(self, reason: str) -> None:
         if not self._forking:
@@ -224,10 +234,6 @@ def with_start_code(environment: Mapping[str, str]) -> Mapping[str, str]:
         return environment
     entries = (str(START_CODE_PATH), environment.get("PYTHONPATH", ""))
     return {**environment, "PYTHONPATH": os.pathsep.join(filter(None, entries))}
-
-
-def _internal(error: BaseException) -> str:
-    return f"internal error: {error!r}; please report it"
 
 
 def _working_directory() -> str:

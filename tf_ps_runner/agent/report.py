@@ -9,6 +9,7 @@ from dlrover_run.coordination.records.assignment import Assignment
 from dlrover_run.coordination.records.plan import PlanPhase
 from dlrover_run.coordination.records.round import Failure
 from dlrover_run.failures.worker_exit import WorkerExit
+from dlrover_run.words.log_level import internal_error, log_frames
 from dlrover_run.words.reasons import Reasons, new_reasons, render, sentences
 from tf_ps_runner.agent.protocol import Note, Restored, Saved
 from tf_ps_runner.cluster.model import EndCause, Role, TaskEnd, TaskKey
@@ -75,7 +76,8 @@ class EventPrinter:
         """Print what fails beside the tasks, once; it is tried again."""
         if what not in self._failed:
             self._failed.add(what)
-            self._log(f"warning: {what}: internal error: {error!r}; please report it; the launcher tries again")
+            self._log(f"warning: {what}: {internal_error(error)}; the launcher tries again")
+            log_frames(self._log, error)
 
     def follow(self, assignment: Assignment) -> None:
         order = NodeOrder.find(assignment.parts)

@@ -12,9 +12,6 @@ MAX_WHAT = 2000
 MAX_TRACE = 8000
 """Characters of a worker's traceback that travel to the other nodes."""
 
-MAX_ERROR_TEXT = 500
-"""Characters of an internal error that are quoted, so that the rest of the sentence fits too."""
-
 MAX_TASK_NAME = 64
 """Characters of the name of a process, such as `chief-0`."""
 

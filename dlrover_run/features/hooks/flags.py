@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from dlrover_run.command_line.sources import FlagValues
     from dlrover_run.features.hooks.settings import HookSettings
 
-EVENTS = ("before-round", "after-failure", "at-end")
-
 # fmt: off
 FLAGS = (
     Flag("hook", FAILURES,
@@ -36,7 +34,7 @@ def settings(flags: FlagValues, environ: Mapping[str, str]) -> HookSettings | No
     if not given:
         return None
     # Imported only here: other launches do not wait for it.
-    from dlrover_run.features.hooks.settings import TIMEOUT, HookSettings
+    from dlrover_run.features.hooks.settings import EVENTS, TIMEOUT, HookSettings
 
     commands: dict[str, tuple[tuple[str, ...], ...]] = {}
     for source, text in given:

@@ -13,8 +13,17 @@ from dlrover_run.agent.result import JobResult, NodeRefused
 from dlrover_run.coordination.records.assignment import Assignment
 from dlrover_run.coordination.records.report import NodeReport
 from dlrover_run.coordination.records.round import RankAssignment, RoundKey
-from dlrover_run.features.hooks.settings import HookSettings
+from dlrover_run.features.hooks.settings import (
+    AFTER_FAILURE,
+    AT_END,
+    BEFORE_ROUND,
+    EVENTS,
+    HookEnd,
+    HookEvent,
+    HookSettings,
+)
 from dlrover_run.processes.user_command import UserCommand
+from dlrover_run.words.log_level import internal_error, log_frames
 from dlrover_run.words.reasons import Code
 from dlrover_run.workers.feature import WorkersFeature
 
@@ -37,7 +46,7 @@ class Hooks(WorkersFeature):
         self._passed: RoundKey | None = None
         """The last round before which all commands have succeeded."""
         self._turn = asyncio.Lock()
-        self._after_failure: asyncio.Task[str] | None = None
+        self._after_failure: asyncio.Task[None] | None = None
 
     @property
     def pids(self) -> set[int]:
@@ -52,10 +61,10 @@ class Hooks(WorkersFeature):
         if shutting_down and not self._shutting_down:
             self._shutting_down = True
             until = asyncio.get_running_loop().time() + self._services.job.shutdown_timeout
-            self._until["before-round"] = until
-            # What looks at the failure that ends the job keeps its own time.
+            ends = {HookEnd.JOB_OVER}
             if Code.STOPPED_ON_REQUEST.within(assignment.reasons):
-                self._until["after-failure"] = until
+                ends.add(HookEnd.STOPPED)
+            self._until = {event.name: until for event in EVENTS.values() if event.end in ends}
             self.stop_waiting()
 
     def add_to_report(self, report: NodeReport) -> NodeReport:
@@ -68,7 +77,7 @@ class Hooks(WorkersFeature):
                 "CAUSE": failure.exit_text,
                 "EXIT_CODE": str(failure.exit_status),
             }
-            self._after_failure = self._services.start(self._run("after-failure", facts))
+            self._after_failure = self._services.start(self._run_after_failure(facts))
             # A node check waits for it.
             self._after_failure.add_done_callback(lambda _: self._services.wake())
         return report
@@ -82,11 +91,11 @@ class Hooks(WorkersFeature):
         await self._failure_seen()
         # For a round that runs already others take the places of those of its workers that have failed.
         if is_wanted() and ranks.key != self._passed:
-            problem = await self._run("before-round", _round_facts(ranks))
+            problem = await self._run(BEFORE_ROUND, _round_facts(ranks))
             if not problem:
                 self._passed = ranks.key
             elif is_wanted():
-                raise NodeRefused(f"the hook before-round keeps this node out of round {ranks.round}: {problem}")
+                raise NodeRefused(f"the hook {BEFORE_ROUND.name} keeps this node out of round {ranks.round}: {problem}")
 
     def stop_waiting(self) -> None:
         """A signal ends the command that runs, in the time that the workers have; one at the end of the job gets the
@@ -97,7 +106,15 @@ class Hooks(WorkersFeature):
     async def close(self, result: JobResult) -> None:
         await self._failure_seen()
         facts = {"EXIT_CODE": str(result.exit_code), "CAUSE": result.error or result.reason}
-        await self._run("at-end", facts)
+        await self._run(AT_END, facts)
+
+    async def _run_after_failure(self, facts: Mapping[str, str]) -> None:
+        """An error of ours in it ends no node: the restart does not need these commands."""
+        try:
+            await self._run(AFTER_FAILURE, facts)
+        except Exception as error:
+            self._services.console.info(f"warning: the hook {AFTER_FAILURE.name} has failed: {internal_error(error)}")
+            log_frames(self._services.console.info, error)
 
     async def _failure_seen(self) -> None:
         """Return when no command runs because of a failure. An error that ends the node has cancelled it, and goes on
@@ -114,17 +131,17 @@ class Hooks(WorkersFeature):
             seconds = min(seconds, left)
         return max(0.0, seconds)
 
-    async def _run(self, event: str, facts: Mapping[str, str]) -> str:
-        """Run the commands of an event. Returns what is wrong with the first that has failed, empty if none has; for
-        other events than the one that decides about a round it is printed here."""
+    async def _run(self, event: HookEvent, facts: Mapping[str, str]) -> str:
+        """Run the commands of an event. Returns what is wrong with the first that has failed if the event decides, else
+        prints it; empty if nothing is wrong."""
         async with self._turn:
-            for words in self._settings.commands.get(event, ()):
-                if event == "before-round" and self._shutting_down:
+            for words in self._settings.commands.get(event.name, ()):
+                if event.decides and self._shutting_down:
                     break
-                if problem := await self._run_one(event, words, facts):
-                    if event == "before-round":
+                if problem := await self._run_one(event.name, words, facts):
+                    if event.decides:
                         return problem
-                    self._services.console.info(f"warning: the hook {event} has failed: {problem}")
+                    self._services.console.info(f"warning: the hook {event.name} has failed: {problem}")
         return ""
 
     async def _run_one(self, event: str, words: tuple[str, ...], facts: Mapping[str, str]) -> str:

@@ -19,6 +19,7 @@ from dlrover_run.background import Background, wait_for_event
 from dlrover_run.features.local_nodes.network import Network
 from dlrover_run.rendezvous import kinds
 from dlrover_run.rendezvous.master_client.launcher import MasterNotReady, MasterProcess
+from dlrover_run.words.log_level import internal_error, log_frames
 
 LOOPBACK = "127.0.0.1"
 
@@ -93,7 +94,8 @@ class ClusterMaster:
             self._restarting = self._background.start(self._restart(RESTART_PAUSE if lived < RESTART_PAUSE else 0.0))
 
     def _note_failed_restart(self, error: Exception) -> None:
-        self._log(f"the master is not started again: internal error: {error!r}; please report it")
+        self._log(f"the master is not started again: {internal_error(error)}")
+        log_frames(self._log, error)
 
     async def _restart(self, pause: float) -> None:
         logged = ""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from dlrover_run.agent.host import launcher_pid
 from dlrover_run.agent.node_feature import NodeFeature
 from dlrover_run.features.operate.agent_socket import AgentSocket
+from dlrover_run.words.log_level import internal_error, log_frames
 
 if TYPE_CHECKING:
     from dlrover_run.agent.framework import AgentServices, FrameworkAdapter
@@ -43,13 +44,15 @@ class OperatorSocket(NodeFeature):
     async def _accept(self) -> None:
         try:
             await self._socket.accept()
-        except OSError as error:
+        except Exception as error:
             self._note_failure(error)
 
-    def _note_failure(self, error: OSError) -> None:
+    def _note_failure(self, error: Exception) -> None:
         # The job does not need the socket.
-        problem = error.strerror or error
+        problem = error.strerror or error if isinstance(error, OSError) else internal_error(error)
         self._services.console.info(f"warning: `status` does not find this node from here: {problem}")
+        if not isinstance(error, OSError):
+            log_frames(self._services.console.info, error)
 
     async def close(self, result: JobResult) -> None:
         # Only now, as the features before may take long, and a reader that need not wait would read all the time.

@@ -4,12 +4,10 @@ as its lease lives."""
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from dlrover_run.coordination.driver import ERROR_RETRY
-from dlrover_run.coordination.records.bounds import MAX_ERROR_TEXT
 from dlrover_run.coordination.records.plan import OVER
 from dlrover_run.coordination.records.round import NodeKey
 from dlrover_run.coordination.records.rules import JobRules
@@ -31,7 +29,7 @@ from dlrover_run.store.operations import (
     StoreUnavailable,
     Txn,
 )
-from dlrover_run.words.log_level import is_debug, traceback_lines
+from dlrover_run.words.log_level import internal_error, log_frames
 
 PER_SECOND = 500
 """Nodes that campaign in a second after the leader has gone: all of them detect that at the same time."""
@@ -109,10 +107,8 @@ class Election:
                 raise
             except Exception as error:
                 # The line is the same at each attempt, and is logged once.
-                self.log(f"warning: internal error of the leader: {repr(error)[:MAX_ERROR_TEXT]}; please report it")
-                if is_debug(os.environ):
-                    for line in traceback_lines(error):
-                        self.log(line)
+                self.log(f"warning: {internal_error(error, ' of the leader')}")
+                log_frames(self.log, error)
                 await asyncio.sleep(ERROR_RETRY)
 
     def _resign(self) -> None:

@@ -41,6 +41,7 @@ from dlrover_run.store.operations import (
     Txn,
 )
 from dlrover_run.transport.messages import InvalidMessage
+from dlrover_run.words.log_level import internal_error, log_frames
 
 Log = Callable[[str], None]
 
@@ -115,7 +116,8 @@ async def answer_stack_requests(store: KeyValueStore, keys: Keys, node_id: str, 
                             await _answer(store, keys, node_id, source, change.now, log)
 
     def note_error(error: Exception) -> None:
-        log(f"warning: questions for stacks are not answered: internal error: {error!r}; please report it")
+        log(f"warning: questions for stacks are not answered: {internal_error(error)}")
+        log_frames(log, error)
 
     await every(WATCH_RETRY, answer_while_watched, note_error)
 

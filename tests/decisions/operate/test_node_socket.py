@@ -14,7 +14,7 @@ from dlrover_run.exit_reasons import ExitReason
 from dlrover_run.features.operate.agent_socket import AgentSocket
 from dlrover_run.features.operate.node import OperatorSocket
 
-LINE = "warning: `status` does not find this node from here: Too many open files"
+LINE = "warning: `status` does not find this node from here: "
 
 
 class Node:
@@ -42,10 +42,19 @@ class Node:
         self.order.append("end logs")
 
 
-@pytest.mark.parametrize("step", ["listen", "accept"])
-def test_a_socket_that_cannot_be_had_is_a_warning_and_ends_no_node(monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+@pytest.mark.parametrize(
+    ("step", "error", "problem"),
+    [
+        ("listen", OSError(24, "Too many open files"), "Too many open files"),
+        ("accept", OSError(24, "Too many open files"), "Too many open files"),
+        ("accept", ZeroDivisionError("planted"), "internal error: ZeroDivisionError('planted'); please report it"),
+    ],
+)
+def test_a_socket_that_cannot_be_had_is_a_warning_and_ends_no_node(
+    monkeypatch: pytest.MonkeyPatch, step: str, error: Exception, problem: str
+) -> None:
     def fail(socket: AgentSocket) -> None:
-        raise OSError(24, "Too many open files")
+        raise error
 
     async def accept(socket: AgentSocket) -> None:
         fail(socket)
@@ -60,7 +69,7 @@ def test_a_socket_that_cannot_be_had_is_a_warning_and_ends_no_node(monkeypatch: 
         await node.feature.close(JobResult(exit_code=0, exit_reason=ExitReason.SUCCESS, reason=""))
         return node.lines
 
-    assert asyncio.run(run()) == [LINE]
+    assert asyncio.run(run()) == [LINE + problem]
 
 
 def test_readers_of_logs_have_the_rest_before_those_who_wait_for_the_end_have_it(

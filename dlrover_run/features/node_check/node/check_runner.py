@@ -48,6 +48,7 @@ from dlrover_run.features.node_check.rules import CHECK_ALWAYS, NodeCheckRules
 from dlrover_run.processes.ports import HeldPort
 from dlrover_run.processes.process import StuckProcess
 from dlrover_run.spec import JobSpec, SpecError
+from dlrover_run.words.log_level import internal_error, log_frames
 from dlrover_run.workers.starter import Starter
 
 COMPUTE_SECONDS = 0.5
@@ -193,10 +194,11 @@ class NodeCheckRunner:
 
     def _note_internal_error(self, error: Exception) -> str:
         """A defect of ours ends no node: it is printed once. Returns a clause for a result, as the test has failed."""
-        clause = _clipped(f"internal error: {error!r}; please report it")
+        clause = _clipped(internal_error(error))
         if not self._has_failed:
             self._has_failed = True
             self._print_warning(f"warning: the node check of this node has failed: {clause}")
+            log_frames(self._print_warning, error)
         return clause
 
     async def _compute_alone(self) -> None:

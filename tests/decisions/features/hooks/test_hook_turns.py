@@ -299,3 +299,25 @@ def test_a_command_that_cannot_be_started_or_watched_leaves_no_descriptor(monkey
         assert not open_descriptors() - before
 
     asyncio.run(scene())
+
+
+def test_an_internal_error_after_a_failure_is_a_warning_with_its_place_and_ends_no_node(
+    play: Callable[[Scene], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise ZeroDivisionError("planted")
+
+    async def scene(one: Node) -> None:
+        monkeypatch.setattr(one.hooks, "_environment", refuse)
+        one.fail()
+        # What is begun here ends the node if it raises.
+        await one.hooks._after_failure  # type: ignore[misc]
+        line, *places = one.lines
+        clause = "internal error: ZeroDivisionError('planted'); please report it"
+        assert line == f"warning: the hook after-failure has failed: {clause}"
+        assert places[-1].startswith("debug: ")
+        assert " in refuse: " in places[-1]
+        assert one.wakes == 1
+
+    monkeypatch.setenv("LOGLEVEL", "DEBUG")
+    play(scene)
