@@ -12,12 +12,11 @@ import secrets
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from machines import Machine, Machines
-from support.harness import WAIT, WORKERS
+from support.harness import WAIT, WORKERS, until
 
 PROGRAMS = (
     "munged", "slurmctld", "slurmd", "slurmdbd", "sbatch", "srun", "scontrol", "sacct", "mariadbd",
@@ -269,7 +268,4 @@ PidFile={here}/slurmdbd.pid
 
     def until(self, condition: Callable[[], object], what: Callable[[], str]) -> None:
         """Poll until the condition is true, because Slurm reports no changes; `what` describes a failure."""
-        deadline = time.monotonic() + WAIT
-        while not condition():
-            assert time.monotonic() < deadline, f"timed out waiting for {what()}{self.logs()}"
-            time.sleep(POLL)
+        until(condition, lambda: f"timed out waiting for {what()}{self.logs()}", interval=POLL)

@@ -9,7 +9,6 @@ import contextlib
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +17,7 @@ import psutil
 import pytest
 from clusters.machines import Machine, Machines, machines
 from support.etcd_server import openssl
-from support.harness import WAIT
+from support.harness import WAIT, until
 
 NAMES = ("n0", "n1", "n2")
 
@@ -110,11 +109,7 @@ class Cluster:
         return path.read_text() if path.exists() else ""
 
     def until(self, holds: Callable[[], bool], what: str) -> None:
-        deadline = time.monotonic() + WAIT
-        while not holds():
-            logs = "\n".join(f"--- {name}\n{self.log(name)}" for name in NAMES)
-            assert time.monotonic() < deadline, f"{what}\n{logs}"
-            time.sleep(0.1)
+        until(holds, lambda: "\n".join([what, *(f"--- {name}\n{self.log(name)}" for name in NAMES)]))
 
     def until_world(self, size: int, *names: str) -> None:
         """Wait until the last worker of each of these machines is in a world of that size."""

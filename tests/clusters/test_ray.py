@@ -12,13 +12,12 @@ import re
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from machines import Machines, machines
-from support.harness import WAIT, WORKERS
+from support.harness import WAIT, WORKERS, until
 
 from dlrover_run.features.local_nodes.network import why_not
 
@@ -68,7 +67,7 @@ class Ray:
             self._until_started(directory / f"{name}.log")
 
     def _until_started(self, log: Path) -> None:
-        self.until(lambda: "Ray runtime started" in log.read_text(), self.logs)
+        until(lambda: "Ray runtime started" in log.read_text(), self.logs)
 
     def start(self, *flags: str | Path, nodes: int = 2) -> subprocess.Popen[str]:
         """Start the example on the head."""
@@ -98,13 +97,6 @@ class Ray:
             "\n".join(lines).replace(str(self.directory), ".") + f"\n$ echo $?\n{process.returncode}"
         )
         return process.returncode, output
-
-    def until(self, condition: Callable[[], object], what: Callable[[], str]) -> None:
-        """Poll until the condition is true."""
-        deadline = time.monotonic() + WAIT
-        while not condition():
-            assert time.monotonic() < deadline, what()
-            time.sleep(0.2)
 
     def logs(self) -> str:
         """The output of `ray start` on each node."""
@@ -147,7 +139,7 @@ def test_the_exit_code_of_a_worker_is_that_of_the_driver(ray: Ray, tmp_path: Pat
 
 def test_a_driver_that_is_killed_leaves_no_launcher(ray: Ray, tmp_path: Path) -> None:
     driver = ray.start(WORKERS / "shared_folder.py", tmp_path)
-    ray.until(lambda: len(list(tmp_path.glob("start-*-0.json"))) == 2, ray.logs)
+    until(lambda: len(list(tmp_path.glob("start-*-0.json"))) == 2, ray.logs)
     for process in ray.machines["n1"].processes():
         if any(argument.endswith("examples/ray/train.py") for argument in process.cmdline()):
             process.kill()
@@ -155,18 +147,18 @@ def test_a_driver_that_is_killed_leaves_no_launcher(ray: Ray, tmp_path: Path) ->
     ray.transcript.append("(the driver is killed by SIGKILL: no launcher is left on any node)")
     assert driver.stdout is not None
     driver.stdout.close()
-    ray.until(lambda: not ray.nodes_with("dlrover-agent"), ray.logs)
+    until(lambda: not ray.nodes_with("dlrover-agent"), ray.logs)
 
 
 def test_a_node_that_loses_power_is_replaced(ray: Ray, tmp_path: Path) -> None:
     """The node does not return, so this test is the last."""
     driver = ray.start("--rdzv-conf=lost_after=5", WORKERS / "shared_folder.py", tmp_path)
-    ray.until(lambda: len(list(tmp_path.glob("start-*-0.json"))) == 2, ray.logs)
+    until(lambda: len(list(tmp_path.glob("start-*-0.json"))) == 2, ray.logs)
     before = ray.nodes_with("dlrover-agent")
     (lost,) = before - ray.nodes_with("dlrover-master")
     ray.machines[lost].lose_power()
     ray.transcript.append(f"({lost} loses its power)")
-    ray.until(lambda: len(list(tmp_path.glob("start-*-1.json"))) == 2, ray.logs)
+    until(lambda: len(list(tmp_path.glob("start-*-1.json"))) == 2, ray.logs)
     left = [name for name in NODES if name != lost]
     hosts = {json.loads(file.read_text())["host"] for file in tmp_path.glob("start-*-1.json")}
     assert hosts == {*left[1:]}

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 from support.command_lines import LIMIT, run_python
-from support.harness import only_long
+from support.harness import only_long, until
 
 from dlrover_run.command_line import help, rdzv_keys, suggestions
 from dlrover_run.command_line.flag import SIZE
@@ -126,9 +126,7 @@ def test_the_names_of_jobs_and_nodes_are_completed(tmp_path: Path) -> None:
     launch = [sys.executable, "-m", "dlrover_run", f"--rdzv-id={name}", str(script)]
     with subprocess.Popen(launch, stdin=subprocess.PIPE) as job:
         try:
-            deadline = time.monotonic() + LIMIT
-            while complete_job(name) != [name] and time.monotonic() < deadline:
-                time.sleep(0.05)
+            until(lambda: complete_job(name) == [name], "no agent answers")
             assert complete_job(name[:-1]) == [name]
             assert complete_job(str(job.pid)) == [str(job.pid)]
             context: Any = SimpleNamespace(params={"job": name}, find_root=lambda: SimpleNamespace(obj=DLROVER_RUN))

@@ -7,7 +7,6 @@ worker before a chosen step.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import fcntl
 import os
 import re
@@ -24,11 +23,11 @@ from typing import Any, TypeVar
 import psutil
 import pytest
 import torch
-from support.cluster import is_master, watched_processes
-from support.harness import OURS, WAIT, environment, kill_leftovers, only_long, start, still_alive
+from support.cluster import is_master
+from support.harness import OURS, WAIT, environment, only_long, start
+from support.job import Processes, kill_at_once, of_local_node
 from support.rendezvous_backends import RendezvousBackend
 
-from dlrover_run.processes import tree
 from experiments.history import Done, Held, Record, Round, Step, find_faults, read, rounds_of
 
 SCRIPT = Path(__file__).with_name("recorded_mnist.py")
@@ -103,7 +102,6 @@ class Experiment:
         self._holds: list[Hold] = []
         self._half_record, self._read = b"", 0
         self._supervisor: subprocess.Popen[str] | None = None
-        self._before = {child.pid for child in psutil.Process().children(recursive=True)}
         (directory / "holds").mkdir()
         os.mkfifo(directory / "records")
         # Opened for writing as well, so that there is always a writer and always a reader.
@@ -111,7 +109,7 @@ class Experiment:
         fcntl.fcntl(self._fifo, fcntl.F_SETPIPE_SZ, PIPE_SIZE)
         # Several processes write to the console: the command, and the chaos script.
         self._pipe = os.pipe()
-        tree.become_subreaper()
+        self._processes = Processes()
 
     def start(self, *flags: str, conf: dict[str, object] | None = None, env: dict[str, str] | None = None) -> None:
         """Run the command of an experiment. Its first world has all nodes that start at once, however slow one is.
@@ -173,9 +171,7 @@ class Experiment:
 
     def kill_nodes(self, *numbers: int) -> None:
         """Kill all of these nodes at once, as when machines lose power."""
-        processes = [process for number in numbers for process in self.processes_of(number)]
-        # The agents first: otherwise they would report that they leave.
-        _signal(sorted(processes, key=lambda process: not _is_agent(process)), signal.SIGKILL)
+        kill_at_once(process for number in numbers for process in self.processes_of(number))
 
     @contextlib.contextmanager
     def stopped(self, number: int) -> Iterator[None]:
@@ -209,17 +205,12 @@ class Experiment:
 
     def master(self) -> psutil.Process:
         """The master of the cluster."""
-        (master,) = [process for process in self._below() if is_master(process)]
+        (master,) = [process for process in self._processes.living() if is_master(process)]
         return master
 
     def processes_of(self, number: int) -> list[psutil.Process]:
         """The watchdog of a node, its agent and their descendants."""
-        mark = f"DLROVER_LOCAL_NODE={number}".encode()
-        found = []
-        for process in self._below():
-            with contextlib.suppress(OSError):
-                if mark in Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0"):
-                    found.append(process)
+        found = of_local_node(self._processes.living(), number)
         assert found, f"there is no node {number}{self.report()}"
         return found
 
@@ -274,9 +265,7 @@ class Experiment:
         while self._listen(deadline):
             pass
         assert self.supervisor.wait(max(0.0, deadline - time.monotonic())) == 0, self.report()
-        with watched_processes(self._below()) as pidfds:
-            still_alive(pidfds, WAIT)
-        assert [process.cmdline() for process in self._below()] == [], self.report()
+        assert self._processes.wait() == [], self.report()
         self._read_records()
         faults = find_faults(self.records, self.digits.size, EPOCHS, self.digits.order)
         assert faults == [], "\n".join(faults) + self.report()
@@ -307,11 +296,7 @@ class Experiment:
 
     def close(self) -> None:
         """Kill all processes that are left."""
-        while processes := self._below():
-            with watched_processes(processes) as pidfds:
-                kill_leftovers(pidfds)
-                still_alive(pidfds, WAIT)
-        ctypes.CDLL(None).prctl(tree._PR_SET_CHILD_SUBREAPER, 0)
+        self._processes.end()
         if self._supervisor is not None:
             self._supervisor.wait()
             os.close(self._end)
@@ -336,25 +321,6 @@ class Experiment:
             while data := os.read(self._fifo, PIPE_SIZE):
                 *lines, self._half_record = (self._half_record + data).split(b"\n")
                 self.records += map(read, lines)
-
-    def _below(self) -> list[psutil.Process]:
-        """The processes of the experiment below this one. Orphans that have exited are reaped."""
-        living = []
-        for process in psutil.Process().children(recursive=True):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                if process.pid in self._before:
-                    continue
-                if process.status() != psutil.STATUS_ZOMBIE:
-                    living.append(process)
-                elif process.ppid() == os.getpid() and process.pid != self.supervisor.pid:
-                    os.waitpid(process.pid, 0)
-        return living
-
-
-def _is_agent(process: psutil.Process) -> bool:
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return process.name().startswith("dlrover-agent")
-    return False
 
 
 def _signal(processes: Sequence[psutil.Process], number: signal.Signals) -> None:

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.cluster import CapturedProcess
 from support.harness import environment
+from support.job import CapturedProcess
 from support.master_process import master
 from support.published_commands import CHAOS_ARTICLE, CHAOS_TUTORIAL, torch_pod, typed
 

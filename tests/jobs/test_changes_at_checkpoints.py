@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections import Counter
 
 import pytest
 from support.cluster import SOON, Cluster, World, succeed
-from support.harness import WAIT, WORKERS
+from support.harness import WORKERS, until
 from support.rendezvous_backends import EVERYWHERE
 
 pytestmark = [EVERYWHERE, pytest.mark.long]
@@ -35,10 +34,7 @@ def steps(cluster: Cluster) -> list[int]:
 def make_steps(cluster: Cluster, number: int) -> None:
     """Wait until rank 0 has made this many more steps."""
     wanted = len(steps(cluster)) + number
-    deadline = time.monotonic() + WAIT
-    while len(steps(cluster)) < wanted:
-        assert time.monotonic() < deadline, f"no {number} steps were made{cluster.outputs()}"
-        time.sleep(0.1)
+    until(lambda: len(steps(cluster)) >= wanted, lambda: f"no {number} steps were made{cluster.outputs()}")
 
 
 def repeated(cluster: Cluster) -> list[int]:

@@ -9,9 +9,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from support.cluster import SOON, CapturedProcess, Cluster, Node, World, places, quiet_port, send_signal, succeed
+from support.cluster import SOON, Cluster, Node, World, places, quiet_port, send_signal, succeed
 from support.etcd_server import Etcd, program
 from support.harness import WAIT, WORKERS, still_alive, watched
+from support.job import CapturedProcess
 from support.rendezvous_backends import EtcdBackend
 
 COUNT = WORKERS / "count.py"

@@ -28,6 +28,7 @@ from support.harness import (
     only_long,
     run,
     still_alive,
+    until,
     watched,
 )
 from support.rendezvous_backends import EVERYWHERE
@@ -175,11 +176,10 @@ def test_what_memory_holds_is_shown_while_the_job_runs(mailbox: Mailbox, start: 
     name = f"held-{os.getpid()}"
     job, _ = start("--rdzv-backend=c10d", f"--rdzv-id={name}")
     wait_for_files(mailbox.directory / "checkpoints", 7)
-    deadline = time.monotonic() + WAIT
+    command = ["status", "--json", f"--rdzv-id={name}"]
     # An agent on a busy machine may answer too late to be found.
-    while not (asked := run(OURS, ["status", "--json", f"--rdzv-id={name}"], cwd=mailbox.directory)).out:
-        assert time.monotonic() < deadline, asked.err
-    (node,) = json.loads(asked.out)["nodes"]
+    shown = until(lambda: run(OURS, command, cwd=mailbox.directory).out, "no agent answers")
+    (node,) = json.loads(shown)["nodes"]
     # Two steps of each rank.
     assert 4 * SIZE <= node["memory"]["used"] < node["memory"]["limit"]
     assert node["memory"]["waiting"] == 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ import pytest
 from support.cluster import SOON, Cluster, Node, World, is_master, places, send_signal, succeed
 from support.etcd_server import Etcd
 from support.harness import OURS, WORKERS, Mailbox, only_long, run
+from support.job import kill_at_once, of_local_node
 from support.rendezvous_backends import EtcdBackend, MasterBackend
 
 from dlrover_run import ChildFailedError, main
@@ -36,15 +36,8 @@ def command(cluster: Cluster, nodes: str, nnodes: str, *flags: str, args: tuple[
 
 
 def processes_of(supervisor: Node, number: int) -> list[psutil.Process]:
-    """The processes of one node: first its agent, which would otherwise report that it leaves, then its watchdog."""
-    mark = f"DLROVER_LOCAL_NODE={number}".encode()
-    found = []
-    for process in psutil.Process(supervisor.pid).children(recursive=True):
-        with contextlib.suppress(OSError, psutil.NoSuchProcess):
-            if mark in Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0"):
-                found.append(process)
-    found.sort(key=lambda process: (not process.name().startswith("dlrover-agent"), process.ppid() != supervisor.pid))
-    return found
+    """The processes of one node."""
+    return of_local_node(psutil.Process(supervisor.pid).children(recursive=True), number)
 
 
 def master_of(supervisor: Node) -> psutil.Process:
@@ -53,13 +46,7 @@ def master_of(supervisor: Node) -> psutil.Process:
 
 
 def kill_node(supervisor: Node, number: int) -> None:
-    kill_all(processes_of(supervisor, number))
-
-
-def kill_all(processes: list[psutil.Process]) -> None:
-    for process in processes:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.kill()
+    kill_at_once(processes_of(supervisor, number))
 
 
 def numbers(world: World) -> list[int]:
@@ -124,7 +111,7 @@ def test_a_node_that_is_requested_to_leave_is_replaced(cluster: Cluster) -> None
 def test_all_nodes_may_be_killed_at_once(cluster: Cluster) -> None:
     job = command(cluster, "2", "2")
     cluster.world(2)
-    kill_all(processes_of(job, 0) + processes_of(job, 1))
+    kill_at_once(processes_of(job, 0) + processes_of(job, 1))
     world = cluster.world(2)
     assert set(numbers(world)) == {2, 3}
     succeed(world, job)

@@ -10,8 +10,9 @@ from pathlib import Path
 import psutil
 import pytest
 from links import Link
-from support.cluster import SOON, CapturedProcess, Cluster, Node, places, quiet_port, send_signal, succeed
+from support.cluster import SOON, Cluster, Node, places, quiet_port, send_signal, succeed
 from support.harness import OURS, Finished, only_long, run, still_alive, watched
+from support.job import CapturedProcess
 from support.rendezvous_backends import MasterBackend
 
 ALERT = MasterBackend.alert

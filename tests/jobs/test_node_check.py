@@ -23,8 +23,9 @@ from support.check_nodes import (
     hold,
     kill_once,
 )
-from support.cluster import SOON, Cluster, Node, places, succeed, watched_processes
+from support.cluster import SOON, Cluster, Node, places, succeed
 from support.harness import WAIT, only_long, still_alive
+from support.job import watched_processes
 from support.rendezvous_backends import EVERYWHERE
 
 from dlrover_run import exit_codes

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 from support.check_nodes import FAULT_LINE
-from support.cluster import CapturedProcess, Cluster, Node
+from support.cluster import Cluster, Node
+from support.job import CapturedProcess
 
 from dlrover_run import exit_codes
 from dlrover_run.features.local_nodes.network import Namespace, Network

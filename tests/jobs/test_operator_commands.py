@@ -6,12 +6,11 @@ import json
 import os
 import signal
 import subprocess
-import time
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from support.harness import OURS, WAIT, Finished, finish, run, start
+from support.harness import OURS, WAIT, Finished, finish, run, start, until
 
 from dlrover_run import exit_codes
 from dlrover_run.command_line import help
@@ -27,17 +26,18 @@ def operate(here: Path, *words: str) -> Finished:
     return run(OURS, words, cwd=here)
 
 
-def until(here: Path, rounds: int, **counts: int) -> dict[str, object]:
+def until_round(here: Path, rounds: int, **counts: int) -> dict[str, object]:
     """Return the status of the job once it is in that round and has these numbers of nodes."""
-    deadline = time.monotonic() + WAIT
-    while time.monotonic() < deadline:
+
+    def find() -> dict[str, object] | None:
         asked = operate(here, "status", "--json", f"--rdzv-id={NAME}")
         found: dict[str, object] = json.loads(asked.out) if asked.out else {}
-        if found and found["round"] == rounds and found["node_counts"] == counts:
-            assert asked.code == exit_codes.SUCCESS
-            return found
-        time.sleep(0.2)
-    raise AssertionError(f"round {rounds} with {counts} was not reached")
+        if not found or (found["round"], found["node_counts"]) != (rounds, counts):
+            return None
+        assert asked.code == exit_codes.SUCCESS
+        return found
+
+    return until(find, f"round {rounds} with {counts} was not reached")
 
 
 @pytest.mark.long
@@ -47,7 +47,7 @@ def test_a_job_is_watched_drained_stopped_and_explained(tmp_path: Path) -> None:
     flags = ["--local-nodes=3", "--nnodes=2", "--spares=1", "--node-restarts=0", f"--rdzv-id={NAME}", "--log-dir=logs"]
     job = start(OURS, [*flags, script], cwd=tmp_path)
     try:
-        first = until(tmp_path, 1, spare=1, training=2)
+        first = until_round(tmp_path, 1, spare=1, training=2)
         nodes = first["nodes"]
         assert isinstance(nodes, list)
         assert [(node["node"], node["first_rank"]) for node in nodes] == [(0, 0), (1, 1), (None, None)]
@@ -55,7 +55,7 @@ def test_a_job_is_watched_drained_stopped_and_explained(tmp_path: Path) -> None:
         drained = operate(tmp_path, "drain", "1", "--wait", f"--rdzv-id={NAME}")
         assert drained.code == exit_codes.SUCCESS, drained
         assert drained.out.endswith("node 1 has left\n"), drained
-        second = until(tmp_path, 2, training=2)
+        second = until_round(tmp_path, 2, training=2)
         assert second["restarts"] == 0
         assert operate(tmp_path, "drain", "1", f"--rdzv-id={NAME}").code == REFUSED
 
@@ -80,15 +80,15 @@ def test_a_job_is_scaled(tmp_path: Path) -> None:
     script.write_text("import time\ntime.sleep(1000)\n")
     job = start(OURS, ["--local-nodes=2", "--nnodes=1:2", f"--rdzv-id={NAME}", script], cwd=tmp_path)
     try:
-        until(tmp_path, 1, training=2)
+        until_round(tmp_path, 1, training=2)
         scaled = operate(tmp_path, "scale", "--nodes=1", f"--rdzv-id={NAME}")
         assert (scaled.code, f"the job {NAME!r} accepts: " in scaled.out) == (exit_codes.SUCCESS, True), scaled
-        found = until(tmp_path, 2, spare=1, training=1)
+        found = until_round(tmp_path, 2, spare=1, training=1)
         assert (found["desired_nodes"], found["min_nodes"], found["max_nodes"], found["restarts"]) == ("1", 1, 2, 0)
         for size, code in (("3", REFUSED), ("0", exit_codes.BAD_COMMAND_LINE), ("x", exit_codes.BAD_COMMAND_LINE)):
             assert operate(tmp_path, "scale", f"--nodes={size}", f"--rdzv-id={NAME}").code == code
         assert operate(tmp_path, "scale", "--nodes=1:2", f"--rdzv-id={NAME}").code == exit_codes.SUCCESS
-        assert until(tmp_path, 3, training=2)["desired_nodes"] == ""
+        assert until_round(tmp_path, 3, training=2)["desired_nodes"] == ""
         stopped = operate(tmp_path, "stop", "--wait", f"--rdzv-id={NAME}")
         assert stopped.code == exit_codes.SUCCESS, stopped
         assert stopped.out.endswith(f"the job '{NAME}' has ended\n"), stopped
@@ -119,14 +119,14 @@ def test_the_steps_and_the_stacks_of_all_nodes(tmp_path: Path) -> None:
     flags = ["--local-nodes=2", "--nnodes=2", "--nproc-per-node=1", "--stall-action=report", f"--rdzv-id={name}"]
     job = start(OURS, [*flags, script], cwd=tmp_path)
     try:
-        deadline = time.monotonic() + WAIT
-        steps: list[int] = []
-        while sum(steps) < 60 or len(steps) < 2:
-            assert time.monotonic() < deadline, "the steps of both nodes are not shown"
+
+        def shown() -> bool:
             asked = operate(tmp_path, "status", "--json", f"--rdzv-id={name}")
             nodes = json.loads(asked.out)["nodes"] if asked.out else []
             steps = [node["progress"]["steps"] for node in nodes if node["progress"]]
-            time.sleep(0.5)
+            return len(steps) == 2 and sum(steps) >= 60
+
+        until(shown, "the steps of both nodes are not shown")
         found = json.loads(operate(tmp_path, "stacks", "--json", f"--rdzv-id={name}").out)
         assert (found["missing"], found["silent"]) == ([], [])
         lines = {tuple(stack["workers"]): stack["frames"][-1]["line"] for stack in found["stacks"]}

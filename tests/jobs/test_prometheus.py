@@ -11,17 +11,15 @@ import re
 import shutil
 import signal
 import subprocess
-import time
 import urllib.parse
 import urllib.request
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 from support.cluster import quiet_port
-from support.harness import OURS, WAIT, finish, run, start
+from support.harness import OURS, WAIT, finish, run, start, until
 
 ROOT = Path(__file__).resolve().parents[2]
 MONITORING = ROOT / "examples" / "monitoring"
@@ -95,13 +93,6 @@ class Prometheus:
             for alert in (found or {"alerts": []})["alerts"]
             if alert["labels"]["alertname"] == name and alert["state"] == "firing"
         }
-
-
-def until(is_so: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + WAIT
-    while not is_so():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.3)
 
 
 @pytest.mark.long

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.cluster import SOON, Cluster
-from support.harness import WAIT
+from support.harness import WAIT, until
 from support.rendezvous_backends import EVERYWHERE
 from test_autoscale_job import SCRIPT, SEARCH_TIMEOUT
 
@@ -34,11 +33,12 @@ pathlib.Path(sys.argv[1]).open("a").write(f"{os.environ['DLROVER_WANTED_NODES']}
 
 def wait_for(cluster: Cluster, log: Path, lines: int) -> list[str]:
     """The lines of the command, once there are that many."""
-    deadline = time.monotonic() + SEARCH_TIMEOUT
-    while not log.exists() or len(log.read_text().splitlines()) < lines:
-        assert time.monotonic() < deadline, f"the command did not run{cluster.outputs()}"
-        time.sleep(0.1)
-    return log.read_text().splitlines()
+
+    def find() -> list[str] | None:
+        found = log.read_text().splitlines() if log.exists() else []
+        return found if len(found) >= lines else None
+
+    return until(find, lambda: f"the command did not run{cluster.outputs()}", SEARCH_TIMEOUT)
 
 
 def test_a_node_that_is_requested_comes_and_one_that_does_not_pay_is_given_back(cluster: Cluster) -> None:

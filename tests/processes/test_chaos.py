@@ -18,8 +18,8 @@ from typing import Any
 
 import psutil
 import pytest
-from support.cluster import CapturedProcess
 from support.harness import WAIT, WORKERS, Mailbox, environment, kill_leftovers, still_alive, watched
+from support.job import CapturedProcess
 
 from dlrover_run import exit_codes
 from tf_ps_runner.cluster.rules import ROLES as ROLE_TABLE

@@ -7,11 +7,11 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.harness import until
 
 from dlrover_run.observe import processes, sock_diag
 from dlrover_run.observe.carriers import Carriers
@@ -21,13 +21,6 @@ from dlrover_run.observe.sock_diag import SockDiag, SocketCounters, TooManySocke
 from dlrover_run.observe.waits import Waits, read_main_thread
 
 WAIT = 30
-
-
-def until(reached: Callable[[], bool]) -> None:
-    end = time.monotonic() + WAIT
-    while not reached():
-        assert time.monotonic() < end, "the kernel never reported it"
-        time.sleep(0.01)
 
 
 @pytest.fixture

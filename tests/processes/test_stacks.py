@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from support.harness import only_long
+from support.harness import only_long, until
 
 from dlrover_run.job_status.stacks import MissingStacks, StackProblem
 from dlrover_run.stacks import lines, read
@@ -50,13 +50,12 @@ def worker(tmp_path: Path, script: str, python: str = sys.executable) -> Iterato
 
 def stack_of(pid: int, function: str, *, main: bool = False) -> Stack:
     """The stack of a process as soon as it is in that function."""
-    end = time.monotonic() + WAIT
-    while True:
+
+    def find() -> Stack | None:
         (found,) = read_process_stacks(pid, main=main).stacks
-        if any(frame.function == function for frame in found.main):
-            return found
-        assert time.monotonic() < end, "the script has not reached its wait"
-        time.sleep(0.01)
+        return found if any(frame.function == function for frame in found.main) else None
+
+    return until(find, "the script has not reached its wait")
 
 
 SCRIPTS = {
@@ -252,9 +251,8 @@ def test_a_node_answers_for_each_of_its_workers(tmp_path: Path) -> None:
         assert found.missing == (MissingStacks(StackProblem.NO_PYTHON, ("ps-0",)),)
 
         process.send_signal(signal.SIGSTOP)
-        end = time.monotonic() + WAIT
-        while not (found := asyncio.run(node_stacks({4: process.pid}))).missing:
-            assert time.monotonic() < end, "the process has not stopped"
+        until(lambda: asyncio.run(node_stacks({4: process.pid})).missing, "the process has not stopped")
+        found = asyncio.run(node_stacks({4: process.pid}))
         assert found.missing == (MissingStacks(StackProblem.STOPPED, (4,)),)
         assert [stack.workers for stack in found.stacks] == [(4,)], "where it was stopped"
         other.kill()

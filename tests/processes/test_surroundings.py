@@ -7,12 +7,11 @@ import os
 import resource
 import signal
 import sys
-import time
 from pathlib import Path
 
 import psutil
 import pytest
-from support.harness import OURS, WAIT, Launcher, finish, run, start
+from support.harness import OURS, WAIT, Launcher, finish, run, start, until
 
 from dlrover_run import exit_codes
 
@@ -228,10 +227,7 @@ def test_a_worker_that_may_not_be_signalled_is_left_and_named(tmp_path: Path) ->
 
 def until_named(process: psutil.Process, name: str) -> None:
     """Return when a process has become another program: it closes what it holds at its exec."""
-    deadline = time.monotonic() + WAIT
-    while process.name() != name:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until(lambda: process.name() == name, f"{process.pid} did not become {name}")
 
 
 def test_children_from_before_the_launcher_live_on(tmp_path: Path) -> None:

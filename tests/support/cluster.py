@@ -1,21 +1,14 @@
-"""Several nodes on this machine: launchers that rendezvous on loopback, standalone masters, and links that can be cut.
-
-This process is a subreaper, so every process that a test starts stays its descendant, and a test can assert that no
-process is left.
-"""
+"""Several nodes on this machine: launchers that rendezvous on loopback, and standalone masters."""
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import random
-import select
 import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,18 +16,8 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from dlrover_run.processes import tree
-from support.harness import (
-    OURS,
-    WAIT,
-    WORKERS,
-    Mailbox,
-    agent_of,
-    environment,
-    kill_leftovers,
-    start,
-    still_alive,
-    watched,
-)
+from support.harness import OURS, WORKERS, Mailbox, agent_of, environment, start
+from support.job import CapturedProcess, Processes, kill_at_once
 
 if TYPE_CHECKING:
     from support.rendezvous_backends import RendezvousBackend
@@ -52,76 +35,6 @@ SOON = {"last_call_timeout": 0.1}
 """Settings of a job that begins with the minimum number of nodes."""
 
 World = list[dict[str, Any]]
-
-
-class CapturedProcess:
-    """A process whose output is read and kept."""
-
-    def __init__(self, name: str, process: subprocess.Popen[str]) -> None:
-        self.name = name
-        self.process = process
-        self.output = ""
-        self.at_end = False
-        self._searched = 0
-
-    @property
-    def pid(self) -> int:
-        return self.process.pid
-
-    def has_printed(self, words: str) -> bool:
-        """Whether the output so far contains this text; line breaks count as spaces."""
-        return words in " ".join(self.output.split())
-
-    def until_prints(self, words: str, timeout: float = WAIT) -> None:
-        """Wait until this text appears in the output behind the text that was waited for before."""
-        deadline = time.monotonic() + timeout
-        while (at := self.output.find(words, self._searched)) < 0:
-            if not self._listen(deadline):
-                raise AssertionError(f"{self.name} did not print {words!r} but:\n{self.output}")
-        self._searched = at + len(words)
-
-    def finish(self, timeout: float = WAIT) -> int:
-        """Wait for the end of the process, and return its exit code."""
-        deadline = time.monotonic() + timeout
-        while self._listen(deadline):
-            pass
-        try:
-            return self.process.wait(max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            raise AssertionError(f"{self.name} did not end within {timeout} s, and printed:\n{self.output}") from None
-
-    def catch_up(self) -> None:
-        """Read the output that is available now, unless the pipe is closed."""
-        assert self.process.stdout is not None
-        while not self.process.stdout.closed and self._listen(0.0):
-            pass
-
-    def signal(self, number: signal.Signals) -> None:
-        self.process.send_signal(number)
-
-    def _listen(self, deadline: float) -> bool:
-        """Read the next output. Return whether there was any before the deadline or the end."""
-        return listen([self], deadline)
-
-    def take(self) -> bool:
-        """Read the available output. Return False at the end of the output."""
-        assert self.process.stdout is not None
-        data = os.read(self.process.stdout.fileno(), 65536)
-        self.output += data.decode(errors="replace")
-        self.at_end = not data
-        return bool(data)
-
-
-def listen(sources: Sequence[CapturedProcess], deadline: float) -> bool:
-    """Read the next output of any of these processes. Return whether there was any before the deadline or the end of
-    all outputs."""
-    while speaking := {one.process.stdout: one for one in sources if not one.at_end}:
-        ready, _, _ = select.select(list(speaking), [], [], max(0.0, deadline - time.monotonic()))
-        if not ready:
-            return False
-        if any(speaking[console].take() for console in ready):
-            return True
-    return False
 
 
 class Node(CapturedProcess):
@@ -149,11 +62,7 @@ class Node(CapturedProcess):
 
     def kill(self) -> None:
         """Kill all processes of the node at the same moment."""
-        # The agent first, because it would have time for its last report.
-        agent = self.agent
-        for process in (agent, *self.processes):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
+        kill_at_once(self.processes)
         assert self.finish() == -signal.SIGKILL
 
     def expire(self) -> None:
@@ -168,9 +77,7 @@ class Cluster:
         self.mailbox = mailbox
         self.directory = mailbox.directory
         self.place = place
-        self._captured: list[CapturedProcess] = []
-        self._before = {child.pid for child in psutil.Process().children(recursive=True)}
-        tree.become_subreaper()
+        self._processes = Processes(lambda: self.place.pids)
 
     @property
     def port(self) -> int:
@@ -202,9 +109,7 @@ class Cluster:
             env={"TEST_MAILBOX": self.mailbox.name, "TEST_NODE": name, **variables},
             stderr=subprocess.STDOUT,
         )
-        node = Node(name, process, self.place, variables.get("NODE_ID") or "")
-        self._captured.append(node)
-        return node
+        return self._processes.add(Node(name, process, self.place, variables.get("NODE_ID") or ""))
 
     def nodes(self, names: str, nnodes: str, *flags: str | Path, **options: Any) -> list[Node]:
         """Start a launcher for each letter."""
@@ -224,14 +129,13 @@ class Cluster:
             stderr=subprocess.STDOUT,
             text=True,
         )
-        master = CapturedProcess("master", process)
-        self._captured.append(master)
+        master = self._processes.add(CapturedProcess("master", process))
         master.until_prints("listens on")
         return master
 
     def master(self) -> psutil.Process:
         """The master that one of the nodes has started. A master that came too late to bind the port ends by itself."""
-        found = [process for process in self._below() if is_master(process) and listens(process, self.port)]
+        found = [process for process in self._processes.living() if is_master(process) and listens(process, self.port)]
         assert len(found) == 1, f"{len(found)} masters"
         return found[0]
 
@@ -258,19 +162,8 @@ class Cluster:
 
     def close(self) -> None:
         """Fail unless the test has ended its launchers and all other processes have ended by themselves."""
-        unfinished = [captured for captured in self._captured if captured.process.poll() is None]
-        left: list[str] = []
-        try:
-            if not unfinished:
-                with watched_processes(self._below()) as pidfds:
-                    still_alive(pidfds, WAIT)
-                left = [_describe(process) for process in self._below()]
-        finally:
-            self._end_all()
-            ctypes.CDLL(None).prctl(tree._PR_SET_CHILD_SUBREAPER, 0)
-        assert not unfinished, f"the test left {[t.name for t in unfinished]} running{self.outputs()}"
-        assert not left, f"left behind: {left}{self.outputs()}"
-        if all(captured.process.returncode == 0 for captured in self._captured):
+        self._processes.close()
+        if all(captured.process.returncode == 0 for captured in self._processes.captured):
             # No round of this test was stopped, so each worker that has posted belongs to a round that the test
             # expected. In a test that stops or kills a launcher, a worker may post at that moment.
             unread = [message for message in self.mailbox.pending() if "world" in message]
@@ -282,47 +175,7 @@ class Cluster:
 
     def outputs(self) -> str:
         """Return the output so far of all processes that were started, for the message of a failing test."""
-        for captured in self._captured:
-            captured.catch_up()
-        return "".join(f"\n--- {captured.name}\n{captured.output}" for captured in self._captured)
-
-    def _below(self) -> list[psutil.Process]:
-        """Return the running descendants of this process that the test has started. Orphans that have ended are
-        reaped."""
-        ours = {captured.pid for captured in self._captured}
-        others = self._before | self.place.pids
-        living = []
-        for process in psutil.Process().children(recursive=True):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                if process.pid in others:
-                    continue
-                if process.status() != psutil.STATUS_ZOMBIE:
-                    living.append(process)
-                elif process.ppid() == os.getpid() and process.pid not in ours:
-                    os.waitpid(process.pid, 0)
-        return living
-
-    def _end_all(self) -> None:
-        # If the watchdog were killed first, the processes that it watches could start new ones.
-        while processes := self._below():
-            with watched_processes(processes) as pidfds:
-                kill_leftovers(pidfds)
-                still_alive(pidfds, WAIT)
-        for captured in self._captured:
-            captured.finish()
-            assert captured.process.stdout is not None
-            captured.process.stdout.close()
-
-
-@contextlib.contextmanager
-def watched_processes(processes: Sequence[psutil.Process]) -> Iterator[list[int]]:
-    """As `harness.watched`, for the processes that have not ended in the meantime."""
-    with contextlib.ExitStack() as stack:
-        fds: list[int] = []
-        for process in processes:
-            with contextlib.suppress(ProcessLookupError):
-                fds += stack.enter_context(watched(process.pid))
-        yield fds
+        return self._processes.outputs()
 
 
 def is_master(process: psutil.Process) -> bool:
@@ -337,12 +190,6 @@ def listens(process: psutil.Process, port: int) -> bool:
     with contextlib.suppress(psutil.NoSuchProcess):
         return any(c.status == psutil.CONN_LISTEN and c.laddr.port == port for c in process.net_connections("tcp"))
     return False
-
-
-def _describe(process: psutil.Process) -> str:
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return f"{process.pid} {process.name()} {process.cmdline()}"
-    return f"{process.pid}, which has gone by now"
 
 
 _BLOCK = 100

@@ -15,13 +15,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
 import pytest
 
 WAIT = 240.0
 """Timeout in seconds for events that take at most a few seconds; it expires only because of a defect."""
+
+Found = TypeVar("Found")
 
 WORKERS = Path(__file__).parents[1] / "workers"
 
@@ -179,21 +181,46 @@ def launch(
     return start(launcher, args, cwd=mailbox.directory, env={"TEST_MAILBOX": mailbox.name, **(env or {})}, **popen)
 
 
+def is_agent(process: psutil.Process) -> bool:
+    """Whether this is a running agent, of either program."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.name().startswith(("dlrover-agent", "tf-ps-agent"))
+    return False
+
+
 def agent_of(watchdog: subprocess.Popen[str]) -> psutil.Process:
-    """Return the agent of a running dlrover-run."""
-    return next(p for p in psutil.Process(watchdog.pid).children() if p.name().startswith("dlrover-agent"))
+    """Return the agent of a running launch."""
+    return next(filter(is_agent, psutil.Process(watchdog.pid).children()))
+
+
+def until(
+    find: Callable[[], Found | None],
+    what: str | Callable[[], str] = "this was never reached",
+    timeout: float = WAIT,
+    interval: float = 0.02,
+) -> Found:
+    """Poll until `find` returns something true, and return it: for what neither the kernel nor a process reports.
+
+    `what` is the message of the failure, or returns it.
+    """
+    deadline = time.monotonic() + timeout
+    while not (found := find()):
+        assert time.monotonic() < deadline, what if isinstance(what, str) else what()
+        time.sleep(interval)
+    return found
 
 
 def child_named(parent: psutil.Process, name: str) -> psutil.Process:
     """Return the child of `parent` that calls itself `name`: a process may be seen before it has its name."""
-    deadline = time.monotonic() + WAIT
-    while time.monotonic() < deadline:
+
+    def find() -> psutil.Process | None:
         for child in parent.children():
             with contextlib.suppress(psutil.NoSuchProcess):
                 if child.name() == name and child.status() != psutil.STATUS_ZOMBIE:
                     return child
-        time.sleep(0.01)
-    raise AssertionError(f"process {parent.pid} has no child {name}: {parent.children()}")
+        return None
+
+    return until(find, lambda: f"process {parent.pid} has no child {name}: {parent.children()}")
 
 
 def open_descriptors() -> set[tuple[int, str]]:

@@ -86,11 +86,6 @@ class Job:
         return end.out
 
 
-def agent_of(job: Job) -> psutil.Process:
-    """The agent of a running launch."""
-    return next(p for p in psutil.Process(job.process.pid).children() if p.name().startswith("tf-ps-agent"))
-
-
 def is_of(process: psutil.Process, job: Job) -> bool:
     """Whether a process belongs to that job and lives."""
     environ = process.info["environ"] or {}

@@ -18,10 +18,10 @@ from pathlib import Path
 
 import psutil
 import pytest
-from pretended import PRETEND, Job, agent_of, scale
+from pretended import PRETEND, Job, scale
 from support.cluster import quiet_port
 from support.doc_pages import README, ROOT, blocks, commands
-from support.harness import WAIT, Mailbox, finish, kill_leftovers, only_long, still_alive, watched
+from support.harness import WAIT, Mailbox, agent_of, finish, kill_leftovers, only_long, still_alive, watched
 
 from dlrover_run.events.ledger import build_ledger
 from dlrover_run.events.reader import read_logs
@@ -277,7 +277,7 @@ def test_a_node_without_a_task_says_so_at_its_end_and_one_of_another_script_is_r
 def test_nothing_is_left_after_the_death_of_the_launcher(start: StartJob, victim: str) -> None:
     job = start("--ps=1", "--workers=1")
     pids = [job.up(name)["pid"] for name in ("ps-0", "chief-0", "worker-0")]
-    agent = agent_of(job)
+    agent = agent_of(job.process)
     with watched(*pids, agent.pid) as all_of_them:
         os.kill(job.process.pid if victim == "watchdog" else agent.pid, signal.SIGKILL)
         job.process.communicate(timeout=WAIT)

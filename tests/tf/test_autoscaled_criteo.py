@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.harness import WAIT, environment
+from support.harness import WAIT, environment, until
 
 pytestmark = [pytest.mark.long, pytest.mark.alone, pytest.mark.tensorflow, pytest.mark.timeout(1800)]
 
@@ -60,11 +60,13 @@ class CriteoJob:
 
     def wait_for(self, pattern: str, number: int = 1) -> None:
         """Wait until the output has that many matches, or the job has ended."""
-        deadline = time.monotonic() + LONG_WAIT
-        while len(re.findall(pattern, self.output)) < number and self.process.poll() is None:
-            assert time.monotonic() < deadline, f"{pattern!r} is not in\n{self.output}"
-            time.sleep(0.5)
-        assert len(re.findall(pattern, self.output)) >= number, self.output
+
+        def found() -> bool:
+            return len(re.findall(pattern, self.output)) >= number
+
+        ended = self.process.poll
+        until(lambda: found() or ended() is not None, lambda: f"{pattern!r} is not in\n{self.output}", LONG_WAIT)
+        assert found(), self.output
 
     def wait_for_change(self, to: str) -> None:
         """Wait until training goes on with other servers, after the step that was saved."""

@@ -7,12 +7,11 @@ import json
 import os
 import re
 import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 from pretended import PRETEND, SERVERS, Job
-from support.harness import WAIT, Finished, run
+from support.harness import Finished, run, until
 
 from dlrover_run.events.reader import read_logs
 from dlrover_run.events.records import WorkerFailed, WorkerResumed, WorkerStalled, WorkerStarted
@@ -80,11 +79,11 @@ def test_a_stall_is_shown_until_it_is_over(start: StartJob, tmp_path: Path) -> N
 
 def until_stalled(here: Path, run_id: str, name: str) -> str:
     """Wait until the status shows that the task makes no progress. The text of the status."""
-    deadline = time.monotonic() + WAIT
-    while time.monotonic() < deadline:
+
+    def stalled() -> bool:
         asked = operate(here, "status", "--json", f"--rdzv-id={run_id}")
         nodes = json.loads(asked.out)["nodes"] if asked.out else []
-        if any(name in (node["progress"] or {"stalled": ()})["stalled"] for node in nodes):
-            return operate(here, "status", f"--rdzv-id={run_id}").out
-        time.sleep(0.2)
-    raise AssertionError(f"{name} was not reported as stalled")
+        return any(name in (node["progress"] or {"stalled": ()})["stalled"] for node in nodes)
+
+    until(stalled, f"{name} was not reported as stalled")
+    return operate(here, "status", f"--rdzv-id={run_id}").out

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -12,8 +11,6 @@ from pathlib import Path
 import pytest
 from interpreters import interpreter
 from job import EXAMPLE, Job, MakeJob
-
-from dlrover_run.processes import tree
 
 
 @pytest.fixture(scope="session")
@@ -33,14 +30,9 @@ def make_job(tensorflow: Path, clicks: Path, tmp_path: Path) -> Iterator[MakeJob
         jobs.append(Job(tensorflow, script, clicks, tmp_path, **pace))
         return jobs[-1]
 
-    # Orphans become children of this process, so the test can check that none is left.
-    tree.become_subreaper()
     yield make
-    try:
-        for job in jobs:
-            job.close()
-    finally:
-        ctypes.CDLL(None).prctl(tree._PR_SET_CHILD_SUBREAPER, 0)
+    for job in jobs:
+        job.close()
 
 
 @pytest.fixture(scope="session")

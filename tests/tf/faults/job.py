@@ -7,7 +7,6 @@ the launcher of the test.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
@@ -21,8 +20,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from support.cluster import CapturedProcess, listen, watched_processes
-from support.harness import WAIT, environment, still_alive
+from support.harness import WAIT, environment
+from support.job import CapturedProcess, Processes, kill_at_once, listen
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "criteo_deeprec"
 PACED = Path(__file__).parent / "scripts" / "paced.py"
@@ -64,25 +63,7 @@ class Learned:
 
 
 class Node(CapturedProcess):
-    """One launcher, and its descendants. `lost` is true if its machine lost power."""
-
-    lost = False
-
-    def search(self, pattern: str, since: int = 0, timeout: float = WAIT) -> re.Match[str]:
-        """Return the first match of the pattern on the console after `since`. Raises AssertionError if there is none in
-        time.
-        """
-        deadline = time.monotonic() + timeout
-        while (found := re.compile(pattern).search(self.output, since)) is None:
-            if not self._listen(deadline):
-                raise AssertionError(f"{self.name} did not say {pattern!r} but:\n{self.output}")
-        return found
-
-    def until(self, pattern: str, timeout: float = WAIT) -> re.Match[str]:
-        """Return the next match of the pattern after those that were waited for before."""
-        found = self.search(pattern, self._searched, timeout)
-        self._searched = found.end()
-        return found
+    """One launcher, and its descendants."""
 
     def up(self, key: str) -> psutil.Process:
         """Wait until that task, such as `ps-1`, runs the script."""
@@ -120,13 +101,8 @@ class Node(CapturedProcess):
         """Kill the launcher and its descendants at once, as when a machine loses power. No process cleans up, so the
         temporary files of that machine stay.
         """
-        self.lost = True
         launcher = psutil.Process(self.pid)
-        # The agent first: otherwise it would report that it leaves.
-        agents = [process for process in launcher.children() if process.name().startswith("tf-ps-agent")]
-        for process in (*agents, launcher, *launcher.children(recursive=True)):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
+        kill_at_once([launcher, *launcher.children(recursive=True)])
         assert self.finish() == -signal.SIGKILL
 
 
@@ -140,7 +116,7 @@ class Job:
         self.temporary.mkdir()
         self.run_id = f"faults-{os.getpid()}-{os.urandom(3).hex()}"
         self._directory, self._data, self._python = directory, data, python
-        self._nodes: list[Node] = []
+        self._processes = Processes()
         self._pipes: dict[str, int] = {}
         self._pace: dict[str, str | None] = dict(pace)
         for name in ("steps", "saves"):
@@ -170,9 +146,7 @@ class Job:
             stderr=subprocess.STDOUT,
             text=True,
         )
-        node = Node(name, process)
-        self._nodes.append(node)
-        return node
+        return self._processes.add(Node(name, process))
 
     def allow(self, steps: int) -> None:
         """Allow this many steps, by any tasks."""
@@ -185,8 +159,9 @@ class Job:
     def reach(self, step: int) -> None:
         """Wait until the model is at that step or a later one, in any task."""
         deadline = time.monotonic() + WAIT
-        while not any(int(word) >= step for word in re.findall(r"step (\d+): loss", self._output)):
-            assert listen(self._nodes, deadline), f"the model never was at step {step}:{self._output}"
+        outputs = self._processes.outputs
+        while not any(int(word) >= step for word in re.findall(r"step (\d+): loss", outputs())):
+            assert listen(self._processes.captured, deadline), f"the model never was at step {step}:{outputs()}"
 
     def train(self, step: int, since: int = 0) -> None:
         """Allow the steps from `since` to `step`, and wait until they are done. Then every training task waits for the
@@ -216,53 +191,19 @@ class Job:
         print(f"{self.script}: {done.stdout}", flush=True)
         return Learned(**json.loads(done.stdout))
 
-    @property
-    def _output(self) -> str:
-        return "".join(f"\n--- {node.name}\n{node.output}" for node in self._nodes)
-
     def close(self) -> None:
         """Fail unless every launcher has exited, none of their descendants lives, and none of their files is left."""
-        unfinished = [node.name for node in self._nodes if node.process.poll() is None]
         for pipe in self._pipes.values():
             os.close(pipe)
-        me = psutil.Process()
-        with watched_processes(me.children(recursive=True)) as pidfds:
-            if not unfinished:
-                still_alive(pidfds, WAIT)
-        left = [process for process in me.children(recursive=True) if _lives(process)]
-        alive = [str(process) for process in left]
-        for process in left:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
-        for node in self._nodes:
-            node.finish()
-            assert node.process.stdout is not None
-            node.process.stdout.close()
-        output = self._output
-        _collect_orphans(me)
-        assert not unfinished, f"the test left {unfinished} running{output}"
-        assert not alive, f"left behind: {alive}{output}"
+        self._processes.close()
         files = [path.name for path in self.temporary.iterdir()]
-        assert len(files) <= sum(node.lost for node in self._nodes), (
-            f"left in the directory for temporary files: {files}{output}"
+        assert len(files) <= sum(node.process.returncode == -signal.SIGKILL for node in self._processes.captured), (
+            f"left in the directory for temporary files: {files}{self._processes.outputs()}"
         )
 
 
 MakeJob = Callable[..., Job]
 """`make_job(script, **pace)`; the variables of `pace` are those of `scripts/paced.py`."""
-
-
-def _lives(process: psutil.Process) -> bool:
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return bool(process.status() != psutil.STATUS_ZOMBIE)
-    return False
-
-
-def _collect_orphans(me: psutil.Process) -> None:
-    for child in me.children():
-        with contextlib.suppress(ChildProcessError, psutil.NoSuchProcess):
-            if child.status() == psutil.STATUS_ZOMBIE:
-                os.waitpid(child.pid, os.WNOHANG)
 
 
 def change_servers(job: Job, node: Node, servers: int, before: int) -> None:

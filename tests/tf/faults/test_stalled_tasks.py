@@ -7,13 +7,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 from job import RESTORED, Node
-from support.harness import WAIT, environment
+from support.harness import environment, until
 
 from dlrover_run.events.reader import merged, read_logs
 from dlrover_run.events.records import Event, WorkerReady, WorkerStalled, WorkerStarted
@@ -44,14 +43,14 @@ def node(tensorflow: Path, tmp_path: Path) -> Iterator[Node]:
 
 def until_trains(journal: Path, worker: str, times: int) -> int:
     """Wait until the task of that name has made a step in this many processes. The pid of the last one."""
-    deadline = time.monotonic() + WAIT
-    while time.monotonic() < deadline:
+
+    def find() -> int | None:
         events = events_of(journal)
         ready = [one for one in events if isinstance(one, WorkerReady) and (one.name, one.stage) == (worker, "step")]
-        if len(ready) >= times:
-            return [one.pid for one in events if isinstance(one, WorkerStarted) and one.name == worker][-1]
-        time.sleep(0.2)
-    raise AssertionError(f"{worker} has made no step: {events_of(journal)}")
+        pids = [one.pid for one in events if isinstance(one, WorkerStarted) and one.name == worker]
+        return pids[-1] if len(ready) >= times else None
+
+    return until(find, lambda: f"{worker} has made no step: {events_of(journal)}")
 
 
 def events_of(journal: Path) -> Sequence[Event]:
