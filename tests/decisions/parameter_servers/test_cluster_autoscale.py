@@ -7,7 +7,7 @@ import re
 import msgspec
 import pytest
 from msgspec.structs import replace
-from scaled_cluster import LIMITS, TICK, Model, ScaledCluster, autoscaled
+from support.virtual_scaled import LIMITS, TICK, Model, ScaledCluster, autoscaled
 from support.virtual_servers import OUT_OF_MEMORY, SUCCESS, ServersJob, rules
 
 from dlrover_run.coordination.records.plan import PlanPhase

@@ -7,8 +7,8 @@ from itertools import pairwise
 from random import Random
 
 import pytest
-from scaled_cluster import LIMITS, Model, ScaledCluster, autoscaled
 from support.harness import only_long
+from support.virtual_scaled import LIMITS, Model, ScaledCluster, autoscaled
 
 from dlrover_run.features.autoscale.model import Sizes
 

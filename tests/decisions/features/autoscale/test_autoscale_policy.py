@@ -6,7 +6,7 @@ from unittest.mock import patch
 
 import pytest
 from msgspec.structs import replace
-from scaled_job import FLAT, KNEE, LIMITS, LINEAR, ScaledJob
+from support.virtual_scaled import FLAT, KNEE, LIMITS, LINEAR, ScaledJob
 
 from dlrover_run.coordination.coordinator import Coordinator
 from dlrover_run.coordination.records.parts import with_part
@@ -64,20 +64,20 @@ def test_nodes_that_are_not_wanted_are_spares_and_step_in() -> None:
 
 def test_a_newcomer_waits_while_fewer_nodes_are_wanted() -> None:
     job = begun(KNEE, "a", "b", "c")
-    job.train(3600, until=lambda: bool(job.state.table))
+    job.run(3600, until=lambda: bool(job.state.table))
     job.come("d")
     job.settle_search()
     job.come("e", "f")
-    job.train(60)
+    job.run(60)
     assert job.ranks == ["a", "b"]
 
 
 def test_newcomers_wait_from_the_first_round_on_until_its_size_was_measured() -> None:
     job = begun(LINEAR, "a")
     job.come("b")
-    job.train(10)
+    job.run(10)
     job.come("c", "d")
-    job.train(HOUR, until=lambda: bool(job.state.table))
+    job.run(HOUR, until=lambda: bool(job.state.table))
     assert job.sizes == [1]
     job.settle_search()
     assert len(job.ranks) == 4
@@ -97,8 +97,8 @@ def test_newcomers_do_not_wait_for_long_in_a_job_that_counts_no_steps() -> None:
 def test_a_change_waits_for_a_checkpoint() -> None:
     job = begun(KNEE)
     job.mark("a")
-    job.train(HOUR, until=lambda: job.state.target == 2)
-    job.train(30)
+    job.run(HOUR, until=lambda: job.state.target == 2)
+    job.run(30)
     assert len(job.ranks) == 4
     job.mark(job.ranks[0])
     assert len(job.ranks) == 2
@@ -110,7 +110,7 @@ def test_a_change_waits_for_a_checkpoint() -> None:
 def test_a_job_that_ends_soon_makes_no_change(left: int | None, sizes: list[int]) -> None:
     job = begun(FLAT)
     job.left = left
-    job.train(600)
+    job.run(600)
     assert job.sizes == sizes
     assert (job.state.condition is Condition.STOP) == (left == 1_200)
 
@@ -118,9 +118,9 @@ def test_a_job_that_ends_soon_makes_no_change(left: int | None, sizes: list[int]
 class TestOperator:
     def test_a_fixed_size_pauses_the_search_until_it_is_given_back(self) -> None:
         job = begun(FLAT)
-        job.train(50)
+        job.run(50)
         job.scale("3")
-        job.train(300)
+        job.run(300)
         assert (len(job.ranks), job.plan.wanted_nodes) == (3, 0)
         assert job.state.measurement == Measurement()
         assert job.state.table == ()
@@ -158,9 +158,9 @@ class TestFailures:
     def test_a_size_at_which_workers_fail_is_left_at_no_cost(self) -> None:
         job = begun(LINEAR, "a", "b", max_restarts=0)
         job.failing = {4}
-        job.train(HOUR, until=lambda: bool(job.state.table))
+        job.run(HOUR, until=lambda: bool(job.state.table))
         job.come("c", "d")
-        job.train(900)
+        job.run(900)
         assert job.plan.phase is PlanPhase.TRAINING
         assert len(job.ranks) < 4
         assert 4 in job.sizes
@@ -170,9 +170,9 @@ class TestFailures:
 
     def test_the_reason_for_the_end_of_its_round_says_why_it_costs_nothing(self) -> None:
         job = begun(LINEAR, "a", "b", max_restarts=0)
-        job.train(HOUR, until=lambda: bool(job.state.table))
+        job.run(HOUR, until=lambda: bool(job.state.table))
         job.come("c", "d")
-        job.train(HOUR, until=lambda: len(job.ranks) == 4)
+        job.run(HOUR, until=lambda: len(job.ranks) == 4)
         size = len(job.ranks)
         with patch.object(round_failures, "end_round", wraps=round_failures.end_round) as ended:
             job.fail_here()
@@ -189,7 +189,7 @@ class TestFailures:
 
     def test_a_failure_before_any_size_was_measured_is_charged(self) -> None:
         job = begun(KNEE, max_restarts=0)
-        job.train(20)
+        job.run(20)
         job.fail_here()
         assert job.plan.phase is PlanPhase.FAILED
 
@@ -197,14 +197,14 @@ class TestFailures:
 class TestShortage:
     def test_nodes_that_are_not_here_are_requested_for_a_time(self) -> None:
         job = begun(LINEAR, "a")
-        job.train(HOUR, until=lambda: job.state.target == 2)
+        job.run(HOUR, until=lambda: job.state.target == 2)
         wish = job.coordinator.status("resnet", job.now).size_choice
         assert wish is not None
         assert wish.wanted_nodes == 2
-        job.train(LIMITS.node_timeout + 30)
+        job.run(LIMITS.node_timeout + 30)
         assert (job.state.condition, job.state.target) == (Condition.STOP, 1)
         job.come("b")
-        job.train(60)
+        job.run(60)
         assert len(job.ranks) == 2
 
     def test_a_loss_changes_no_wish(self) -> None:
@@ -214,7 +214,7 @@ class TestShortage:
         job.wait(2)
         assert (len(job.ranks), job.state.target) == (3, 4)
         job.come_back("d")
-        job.train(20)
+        job.run(20)
         assert len(job.ranks) == 4
 
 
@@ -222,7 +222,7 @@ class TestCoordinators:
     @pytest.mark.parametrize("moment", [40, 100, 155, 200, 260])
     def test_a_successor_with_the_plan_goes_on_where_the_last_one_was(self, moment: float) -> None:
         job, undisturbed = begun(KNEE), begun(KNEE)
-        job.train(moment)
+        job.run(moment)
         table = job.state.table
         job.take_over(6, with_journal=True)
         assert job.state.table == table
@@ -240,7 +240,7 @@ class TestCoordinators:
         assert {one.size for one in job.state.table} == {one.size for one in state.table}
         assert (job.state.target, job.state.condition) == (2, Condition.BEST)
         sizes = list(job.sizes)
-        job.train(300)
+        job.run(300)
         assert job.sizes == sizes
 
     def test_what_the_last_coordinator_has_found_counts_more_than_what_another_one_had(self) -> None:
@@ -254,7 +254,7 @@ class TestCoordinators:
 
     def test_a_takeover_in_the_pause_before_a_probe_repeats_nothing(self) -> None:
         job = begun(FLAT)
-        job.train(HOUR, until=lambda: len(job.ranks) == 2)
+        job.run(HOUR, until=lambda: len(job.ranks) == 2)
         job.take_over(6, with_journal=True)
         job.settle_search()
         assert job.sizes == [4, 2, 1]
@@ -262,9 +262,9 @@ class TestCoordinators:
 
 def test_a_round_begins_where_the_node_with_rank_0_counts_whatever_its_clock() -> None:
     job = begun(LINEAR)
-    job.train(30)
+    job.run(30)
     began = job.state.clock.began
-    job.train(30)
+    job.run(30)
     assert job.state.clock.began == began
     assert job.state.measurement.at is not None
     assert abs(job.state.measurement.at - (job.now - 1000.0)) < 20
@@ -283,7 +283,7 @@ def test_reports_of_other_nodes_and_of_other_rounds_are_no_measurement() -> None
 
 def test_only_a_few_nodes_keep_what_was_found_and_one_reports_steps() -> None:
     job = begun(KNEE)
-    job.train(400)
+    job.run(400)
     job.scale("4")
     parts = [AutoscaleAssignment.find(job.assignment(name).parts) for name in "abcd"]
     assert [part is not None for part in parts] == [True] * KEEPERS + [False]
@@ -294,10 +294,10 @@ def test_only_a_few_nodes_keep_what_was_found_and_one_reports_steps() -> None:
 
 def test_a_measurement_changes_no_assignment() -> None:
     job = begun(LINEAR)
-    job.train(30)
+    job.run(30)
     before = [job.assignment(name) for name in "abcd"]
     stored = len(job.stored)
-    job.train(30)
+    job.run(30)
     assert len(job.stored) > stored
     assert [job.assignment(name) for name in "abcd"] == before
 
@@ -305,7 +305,7 @@ def test_a_measurement_changes_no_assignment() -> None:
 def test_a_decision_is_idempotent() -> None:
     job = begun(KNEE)
     for _ in range(60):
-        job.train(5)
+        job.run(5)
         assert not job.coordinator.advance(job.now)
 
 
