@@ -10,6 +10,7 @@ import pytest
 from links import Links
 from support.cluster import NEVER, Cluster, Node, World, leave, places, succeed
 from support.harness import WAIT, WORKERS, only_long, still_alive, watched
+from support.job import kill_at_once
 from support.rendezvous_backends import EVERYWHERE
 
 pytestmark = EVERYWHERE
@@ -43,6 +44,23 @@ def test_the_other_nodes_continue_without_a_lost_node(cluster: Cluster, rank: in
     (survivor,) = nodes.values()
     survivor.until_prints("was lost")
     succeed(after, survivor)
+
+
+def test_the_others_continue_without_the_nodes_of_a_rack(cluster: Cluster) -> None:
+    """Two of four nodes lose power at the same moment."""
+    nodes = cluster.nodes("abcd", "2:4")
+    cluster.world(4)
+    a, b, *rack = nodes
+    kill_at_once([process for node in rack for process in node.processes])
+    for node in rack:
+        assert node.finish() == -signal.SIGKILL
+        node.expire()
+    after: World = []
+    # If this machine lets much time pass between the two kills, the nodes are lost one after the other.
+    while len(after) < 2:
+        after += [message for message in (cluster.mailbox.receive(),) if message["world"] == 2]
+    assert {(message["node"], message["restart"]) for message in after} == {("a", 0), ("b", 0)}
+    succeed(after, a, b)
 
 
 @pytest.mark.torchrun

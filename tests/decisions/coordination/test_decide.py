@@ -66,6 +66,9 @@ SCENARIOS = {
     "a lost node leaves a smaller round at once": (
         TRIO, "come a b c; lose b; wait 0.9; number 1; wait 0.2; round 2 a c; restarts 0; because lost",
     ),
+    "nodes of one rack that are lost together cost one round": (
+        rules(2, 4), "come a b c d; lose a c; wait 0.9; number 1; wait 0.2; round 2 d b; restarts 0; because lost",
+    ),
     "a node that is back in time was never away": (
         TRIO, "come a b c; lose b; wait 0.9; back b; wait 100; round 1 a b c",
     ),

@@ -68,6 +68,9 @@ SCENARIOS = {
     ),
     # The end of a server.
     "only the node of a dead server is tried first": (rules(), APART + "end ps-1; ps_on b c"),
+    "nodes of one rack that are lost together cost one version and no restart": (
+        rules(min_ps=1), APART + "lose b c; wait 0.9; number 1; wait 0.2; number 2; ps_on d; failures",
+    ),
     "too few servers go on when a node joins": (
         rules(),
         APART + "lose c d; wait 1.1; phase gathering; obey; come e chief=0 workers=0 ps=1;"

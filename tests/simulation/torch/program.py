@@ -24,6 +24,7 @@ from simulation.torch.invariants import TorchInvariants
 from simulation.torch.nodes import TorchNode
 from simulation.torch.operator import Operator
 from simulation.torch.preparation import Preparation
+from simulation.torch.racks import Rack
 from simulation.torch.workers import Workers
 
 if TYPE_CHECKING:
@@ -76,6 +77,7 @@ class TorchProgram(Program):
         self._saving = Random(f"marks {seed}")
         self._marks_every = 0.0
         self._operator = Operator(scenario, seed)
+        self.rack = Rack(scenario, seed)
         self.preparation = Preparation(scenario, seed, self.nodes_prepare)
 
     def rules(self, random: Random) -> JobRules:
@@ -113,6 +115,7 @@ class TorchProgram(Program):
 
     def begin(self, until: float) -> None:
         self._operator.begin(until)
+        self.rack.begin(until)
 
     def slow_stops(self, seconds: float) -> None:
         self.slow_stop = seconds
