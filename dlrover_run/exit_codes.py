@@ -15,7 +15,7 @@ CANNOT_START = 71
 CANNOT_JOIN = 72
 """This node could not join or rejoin the job: no master was found, or it refused the node."""
 FAULTY_NODE = 73
-"""The node check found that this node is faulty: replace the machine."""
+"""This node is faulty: the node check found that, or a worker failed because of a GPU that cannot be used any more."""
 STRAGGLER = 74
 """The node check found that this node is much slower than the others, and `--exclude-straggler` was given."""
 CUT_OFF = 76

@@ -42,7 +42,8 @@ class NodeFeature:
         `shutting_down` means that the job is over for this node, or that it leaves. Raises what ends the node."""
 
     def add_to_report(self, report: NodeReport) -> NodeReport:
-        """The report of this node with what the feature has to report, in each turn of the loop."""
+        """The report of this node with what the feature has to report, in each turn of the loop. Raises what ends the
+        node, in place of the report."""
         return report
 
     async def look(self) -> None:

@@ -23,7 +23,12 @@ if TYPE_CHECKING:
 
 
 class NodeRefused(Exception):
-    """A feature keeps this node out of the job; a sentence for the user. It costs no restart."""
+    """A feature keeps this node out of the job; a sentence for the user. It costs no restart. `exit_reason` is why the
+    launcher ends."""
+
+    def __init__(self, text: str, exit_reason: ExitReason = ExitReason.CANNOT_START) -> None:
+        super().__init__(text)
+        self.exit_reason = exit_reason
 
 
 def describe_unused(noun: str, why: str) -> str:
@@ -185,6 +190,8 @@ def _dismissal(end: JobEnd) -> Dismissal | None:
 
 def _exit_reason(end: JobEnd, root: WorkerExit | None) -> ExitReason:
     """Why the launcher ends; the table in docs/launcher.md follows this rule."""
+    if isinstance(end.error, NodeRefused):
+        return end.error.exit_reason
     if end.error is not None:
         # A mistake in the settings that only a restart has shown does not mean that nothing was started.
         mistake = isinstance(end.error, SpecError) and not end.tasks.restarted

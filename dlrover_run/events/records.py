@@ -244,6 +244,15 @@ class WorkerFailed(WorkerEvent, frozen=True, kw_only=True, tag="dlrover.worker.f
     trace: str = ""
 
 
+class DeviceErrorSeen(Event, frozen=True, kw_only=True, tag="dlrover.device.error"):
+    """The driver has reported an error of a GPU: its index at NVML, the Xid `number`, and its `kind`, a
+    `devices.xids.XidClass`."""
+
+    device: int
+    number: int
+    kind: str
+
+
 class CheckpointSeen(Event, frozen=True, kw_only=True, tag="dlrover.checkpoint.seen"):
     """A checkpoint is complete: work before it is not lost with the workers."""
 

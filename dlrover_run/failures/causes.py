@@ -94,16 +94,15 @@ def _recorded_by(error: RecordedError) -> float:
 
 def lost_peer(end: WorkerExit) -> bool:
     """Whether the worker failed, according to its own message, because the connection to another worker broke or a
-    collective timed out."""
-    return end.has_lost_peer or _names_lost_peer(own_message(end))
+    collective timed out. An error of its own device explains that, and is no loss of a peer."""
+    return not end.blames_device and (end.has_lost_peer or _names_lost_peer(own_message(end)))
 
 
 def is_unexplained(end: WorkerExit) -> bool:
     """Whether the worker ended with Python's code of an uncaught exception and wrote only text in which no exception is
     recognised: it may have lost a peer, or have failed by itself."""
-    return (
-        end.code == 1 and end.error is None and bool(end.stderr_tail.strip()) and not _exception_lines(end.stderr_tail)
-    )
+    is_unknown = end.code == 1 and end.error is None and not end.blames_device
+    return is_unknown and bool(end.stderr_tail.strip()) and not _exception_lines(end.stderr_tail)
 
 
 def may_be_victim(end: WorkerExit) -> bool:
@@ -144,6 +143,7 @@ class Cause(enum.StrEnum):
 
     OUT_OF_MEMORY = "oom"
     FULL_DISK = "full_disk"
+    DEVICE = "device"
     COLLECTIVE_TIMEOUT = "collective_timeout"
     LOST_PEER = "lost_peer"
     EXCEPTION = "exception"
@@ -159,6 +159,8 @@ def cause_of(end: WorkerExit) -> Cause:
         return Cause.OUT_OF_MEMORY
     if end.full_disk is not None:
         return Cause.FULL_DISK
+    if end.blames_device:
+        return Cause.DEVICE
     if end.waited_for is not None:
         return Cause.COLLECTIVE_TIMEOUT
     if lost_peer(end):
@@ -234,7 +236,7 @@ def _describe_exit(end: WorkerExit) -> str:
             text += f", by {end.killed_for}"
         elif end.forwarded:
             text += ", which --forward-signals passed on"
-        elif end.oom_kill is None and -end.code in _SENT:
+        elif end.oom_kill is None and end.device_error is None and -end.code in _SENT:
             text += ", not by the launcher"
     elif error is not None:
         text = _describe_error(error)
@@ -244,6 +246,8 @@ def _describe_exit(end: WorkerExit) -> str:
             text += f", a shell's code for a command that was killed by {describe_signal(end.code - 128)}"
     if end.full_disk is not None:
         text += f", and {end.full_disk}"
+    if end.device_error is not None:
+        text += f", {end.device_error.clause}"
     return text if end.oom_kill is None else f"{text}: {end.oom_kill}"
 
 

@@ -47,6 +47,14 @@ def always(name: str, job: JobSpec, assignment: Assignment) -> bool:
     return True
 
 
+def with_device(name: str, job: JobSpec, assignment: Assignment) -> bool:
+    """A machine has it if it has a device file of NVIDIA."""
+    # An agent has this module, but not all that read this list.
+    from dlrover_run.devices import holders
+
+    return holders.is_present()
+
+
 class Feature(NamedTuple):
     """`name` is that of its folder, of its settings and of its parts of the records.
 
@@ -96,6 +104,7 @@ FEATURES = (
     Feature("survivors", flags=True, parts={"survivors": "survivors"}, node=by_rules, variables="DLROVER_SURVIVOR_"),
     Feature("autoscale", flags=True, parts={"autoscale": "autoscale"}, node=by_assignment),
     Feature("resources", node=always, any_engine=True, columns=True, metrics=True),
+    Feature("device_errors", node=with_device),
     Feature("checkpoints", flags=True, node=by_settings, columns=True, metrics=True),
     Feature("hooks", flags=True, node=by_settings),
     Feature("operate", node=always, any_engine=True, subcommands=True, web=True),

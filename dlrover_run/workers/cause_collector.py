@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection
 from functools import partial
 
 from msgspec.structs import replace
@@ -14,7 +14,7 @@ from dlrover_run.failures import causes
 from dlrover_run.failures.collective_timeouts import LiveWorker, find_absent_workers, inspect_worker
 from dlrover_run.failures.guard import guarded, show_unexplained
 from dlrover_run.failures.oom_kills import NOTE_INTERVAL, OomKillCounters
-from dlrover_run.failures.worker_exit import WorkerExit
+from dlrover_run.failures.worker_exit import DeviceError, WorkerExit
 from dlrover_run.output.relay_client import RelayClient
 from dlrover_run.processes.process import ProcessGroup
 from dlrover_run.workers.exits import build_worker_exit, failure_event, read_stderr
@@ -24,6 +24,11 @@ LOST_PEER_DELAY = 2.0
 """Seconds that a failure which is only the loss of a peer, or whose text says nothing (`causes.may_be_victim`), waits
 for the failure of another worker of this node, which explains it: the connections of a failing worker may close before
 its traceback is written, and long before it exits."""
+
+
+FindDeviceError = Callable[[Worker], Awaitable[DeviceError | None]]
+"""Looks for an error of its device that explains how a worker has ended by itself. A restart waits for it, so it has a
+limit."""
 
 
 class CauseCollector:
@@ -57,6 +62,8 @@ class CauseCollector:
         self._raised: set[int] = set()
         self._killed: dict[int, str] = {}
         self._lost_peers: set[int] = set()
+        self.find_device_error: FindDeviceError | None = None
+        self._device_errors: dict[int, DeviceError] = {}
         self._live: list[LiveWorker] = []
         self._emitted_rank: int | None = None
 
@@ -114,7 +121,13 @@ class CauseCollector:
         all_here = self._specs.ranks.nodes == 1
         waited_for = guarded("the absent workers", lambda: find_absent_workers(end, live, all_here=all_here), None)
         killed_for, lost = self._killed.get(rank, ""), rank in self._lost_peers
-        return replace(end, waited_for=waited_for, killed_for=killed_for, has_lost_peer=lost)
+        return replace(
+            end,
+            waited_for=waited_for,
+            killed_for=killed_for,
+            has_lost_peer=lost,
+            device_error=self._device_errors.get(rank),
+        )
 
     def close(self) -> None:
         """Collect nothing more. Idempotent."""
@@ -139,6 +152,7 @@ class CauseCollector:
                 if self._to_ask:
                     asked, self._to_ask = self._to_ask, []
                     tails = await self._relay.tails([relay_key(worker) for worker in asked])
+                    await self._ask_devices(asked)
                     self._failed += [self.describe(worker, tails.get(relay_key(worker))) for worker in asked]
                 elif not await self._another_ends():
                     break
@@ -146,6 +160,18 @@ class CauseCollector:
             self._is_known = True
             guarded("the event of the failure", self._emit_failure, None)
             self._on_news()
+
+    async def _ask_devices(self, ended: Collection[Worker]) -> None:
+        if self.find_device_error is None:
+            return
+        for worker in ended:
+            try:
+                error = await self.find_device_error(worker)
+            except Exception as problem:
+                show_unexplained("the errors of devices", problem)
+                continue
+            if error is not None:
+                self._device_errors[worker.spec.rank] = error
 
     async def _another_ends(self) -> bool:
         """Whether another worker ends by LOST_PEER_DELAY after the first failure. If not, those that have raised an

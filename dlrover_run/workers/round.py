@@ -19,7 +19,7 @@ from dlrover_run.observe.round_progress import RoundProgress
 from dlrover_run.output.relay_client import RelayClient
 from dlrover_run.processes import tree
 from dlrover_run.processes.process import ProcessGroup
-from dlrover_run.workers.cause_collector import CauseCollector, failed_by_itself, relay_key
+from dlrover_run.workers.cause_collector import CauseCollector, FindDeviceError, failed_by_itself, relay_key
 from dlrover_run.workers.checkpoint_marks import RoundCheckpoints
 from dlrover_run.workers.exits import exit_event
 from dlrover_run.workers.round_store import StorePort
@@ -128,6 +128,10 @@ class WorkerRound:
     def failure(self) -> WorkerExit | None:
         """The worker whose failure is the root cause, as soon as the cause is known (`CauseCollector.failure`)."""
         return self._causes.failure
+
+    def explain_by_devices(self, find: FindDeviceError) -> None:
+        """Have errors of devices explain the failures of workers. A feature calls it when the round begins."""
+        self._causes.find_device_error = find
 
     async def stopped(self) -> None:
         """Return when all workers that are being stopped have ended. Raises StuckProcess."""

@@ -174,5 +174,5 @@ def test_faulty_machine(experiment: Experiment, gate: Gate) -> None:
     # Nodes compute only after all are ready for it; a node whose process was killed before that has not computed.
     experiment.until_printed("a check process of node 1 is held")
     with experiment.chaos("kill-process", "node 1: killed local rank 0"):
-        experiment.until_printed("node 1 was found broken by the node check; node 4 takes its place")
+        experiment.until_printed("node 1 was found broken; node 4 takes its place")
     check_replaced(experiment, FAULT_LINE, "Fault nodes are: [1] and stragglers are: [].")

@@ -95,7 +95,7 @@ def test_a_machine_of_document_002_is_faulty(data: Path) -> None:
         "start_chaos: node 1: killed local rank 0, process ",
         "Fault nodes are: [1] and stragglers are: []",
         "The node network is breakdown.",
-        "node 1 was found broken by the node check; node 4 takes its place",
+        "node 1 was found broken; node 4 takes its place",
         "final accuracy = ",
     ):
         assert job.has_printed(words), job.output

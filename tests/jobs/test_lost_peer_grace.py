@@ -9,15 +9,7 @@ import subprocess
 import sys
 
 from support.harness import Launcher, Mailbox, finish, launch
-
-LAUNCHER = """\
-import sys
-from dlrover_run.devices import holders
-holders.PREFIX = sys.argv.pop(1)
-from dlrover_run.command_line.entry_point import run
-from dlrover_run.command_line.program import DLROVER_RUN
-sys.exit(run(DLROVER_RUN, sys.argv[1:]))
-"""
+from support.nvml_stub import LAUNCHER
 
 # The main thread runs no Python, as in a collective of NCCL: no handler, and no end.
 SCRIPT = """\

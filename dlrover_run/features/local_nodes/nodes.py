@@ -198,7 +198,7 @@ _CANNOT_BEGIN = frozenset({exit_codes.BAD_COMMAND_LINE, exit_codes.INTERNAL_ERRO
 """Exit codes after which a replacement would fail to begin for the same reason."""
 
 _KINDS = {
-    ExitReason.FAULTY_NODE: (EndKind.EXCLUDED, "was found broken by the node check"),
+    ExitReason.FAULTY_NODE: (EndKind.EXCLUDED, "was found broken"),
     ExitReason.STRAGGLER: (EndKind.EXCLUDED, "was found too slow by the node check"),
     ExitReason.CUT_OFF: (EndKind.LEFT, "was cut off from the other nodes"),
 }

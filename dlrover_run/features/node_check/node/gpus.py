@@ -24,6 +24,8 @@ from dlrover_run.devices.count import (
     select_devices,
     sysfs_address,
 )
+from dlrover_run.devices.gpu_state import REQUIRED_ACTIONS, query, recovery_action, uncorrected_errors
+from dlrover_run.devices.xids import XidClass, classify
 from dlrover_run.words.text import counted, format_bytes
 
 MAX_MEMORY_IN_USE = 0.5
@@ -32,32 +34,12 @@ Above this another program uses the GPU, which is reported and is not severe: th
 only moments later, a workstation may be shared on purpose, and two agents may share a GPU. A GPU that is really too
 full or too busy shows that in the measurements that follow."""
 
-_VOLATILE, _UNCORRECTED = 0, 1
-_RECOVERY_ACTION_FIELD = 230
-
-_REQUIRED = {
-    1: "it reset; end all that uses it, then `nvidia-smi --gpu-reset -i {index}`",
-    2: "the machine rebooted; do so",
-    3: "that its links to other GPUs are not used; end all that uses it, then `nvidia-smi --gpu-reset -i {index}`",
-    6: "its PCIe bus reset; reboot the machine",
-    7: "the machine rebooted; do so",
-}
-"""The recovery actions of NVML that mean that a program started now would fail. With the others (4: reset when it is
-convenient; 5: recover the domain of linked nodes) the GPU stays usable."""
-
 _DRIVER_FILES = ("nvidiactl", "dxg")
 
 MAX_LOG_BYTES = 1 << 20
 """Bytes of the end of the kernel log that are read: more than most kernels keep, and read in a few milliseconds."""
 
 _SYSLOG_ACTION_READ_ALL = 3
-
-PROGRAM_XIDS = frozenset({13, 31, 43, 45, 68, 69, 109})
-"""Errors that a defect or the end of a program causes, not the GPU: those that NVIDIA's device plugin for Kubernetes
-ignores, and 69, which is similar to 13."""
-
-NOTE_XIDS = frozenset({63, 154})
-"""Notes rather than errors: a row will be remapped, a recovery action is required. NVML has the current state."""
 
 # NVRM: Xid (PCI:0000:3b:00): 79, pid=1234, name=python, GPU has fallen off the bus.
 _LINE = re.compile(r"(?:\[ *(\d+\.\d+)\] )?NVRM: Xid \((?:PCI:)?((?:[0-9a-fA-F]+:){2}[0-9a-fA-F]+)[^)\n]*\): (\d+)")
@@ -86,10 +68,11 @@ def read_kernel_log() -> str:
 
 
 def parse_xids(log: str) -> dict[str, XidErrors]:
-    """The errors that no program causes, by the PCI address of the GPU without its function (`0000:3b:00`)."""
+    """The errors that no program causes, without notes, by the PCI address of the GPU without its function
+    (`0000:3b:00`)."""
     found: dict[str, XidErrors] = {}
     for at, address, number in _LINE.findall(log):
-        if int(number) not in PROGRAM_XIDS | NOTE_XIDS:
+        if classify(int(number)).kind not in (XidClass.PROGRAM, XidClass.NOTE):
             name = sysfs_address(address)
             count = found[name].count if name in found else 0
             found[name] = XidErrors(count + 1, int(number), float(at) if at else None)
@@ -199,7 +182,7 @@ def _examine(nvml: Nvml, gpu: _Gpu, part: DeviceId, xids: Mapping[str, XidErrors
         )
         return
     handle = nvml.nvmlDeviceGetHandleByIndex(gpu.index)
-    if action := _REQUIRED.get(_recovery_action(nvml, handle) or 0):
+    if action := REQUIRED_ACTIONS.get(recovery_action(nvml, handle) or 0):
         text = f"{gpu.name} has failed: the NVIDIA driver wants {action.format(index=gpu.index)}"
         yield NodeProblem(text, severe=True)
     yield from _memory_errors(nvml, gpu, handle)
@@ -217,9 +200,9 @@ def _memory_errors(nvml: Nvml, gpu: _Gpu, handle: Any) -> Iterator[NodeProblem]:
     """Uncorrected memory errors. Since Ampere (the first generation that remaps rows, and has MIG) a broken row is
     disabled at once, and a GPU that must be reset first runs no program, so past errors are not severe. On an older GPU
     a program may use the broken row again until the GPU is reset, unless the driver requires no action."""
-    errors = _query(nvml, lambda: nvml.nvmlDeviceGetTotalEccErrors(handle, _UNCORRECTED, _VOLATILE)) or 0
-    rows = _query(nvml, lambda: nvml.nvmlDeviceGetRemappedRows(handle))
-    pages_pending = _query(nvml, lambda: nvml.nvmlDeviceGetRetiredPagesPendingStatus(handle))
+    errors = uncorrected_errors(nvml, handle) or 0
+    rows = query(nvml, lambda: nvml.nvmlDeviceGetRemappedRows(handle))
+    pages_pending = query(nvml, lambda: nvml.nvmlDeviceGetRetiredPagesPendingStatus(handle))
     reset = f"end all that uses it, then `nvidia-smi --gpu-reset -i {gpu.index}`"
     if rows and rows[3]:
         yield NodeProblem(
@@ -231,17 +214,17 @@ def _memory_errors(nvml: Nvml, gpu: _Gpu, handle: Any) -> Iterator[NodeProblem]:
         yield NodeProblem(
             f"{gpu.name} has had {times} of memory (ECC) since its driver was loaded: {reset}; "
             "replace the GPU if they recur",
-            severe=rows is None and gpu.gpu.mig is None and _recovery_action(nvml, handle) is None,
+            severe=rows is None and gpu.gpu.mig is None and recovery_action(nvml, handle) is None,
         )
     elif (rows and rows[2]) or pages_pending:
         yield NodeProblem(f"{gpu.name} needs a reset to disable a worn part of its memory: when convenient, {reset}")
 
 
 def _memory_taken(nvml: Nvml, gpu: _Gpu, handle: Any) -> Iterator[NodeProblem]:
-    memory = _query(nvml, lambda: nvml.nvmlDeviceGetMemoryInfo(handle))
+    memory = query(nvml, lambda: nvml.nvmlDeviceGetMemoryInfo(handle))
     if memory is None or memory.used <= MAX_MEMORY_IN_USE * memory.total:
         return
-    users = _query(nvml, lambda: nvml.nvmlDeviceGetComputeRunningProcesses(handle)) or ()
+    users = query(nvml, lambda: nvml.nvmlDeviceGetComputeRunningProcesses(handle)) or ()
     # In a container the driver does not show processes outside, and not always the memory of each one.
     user = max(users, key=lambda one: one.usedGpuMemory or 0, default=None)
     most = "" if user is None else f", most by process {user.pid}"
@@ -249,19 +232,3 @@ def _memory_taken(nvml: Nvml, gpu: _Gpu, handle: Any) -> Iterator[NodeProblem]:
         f"{gpu.name} has {format_bytes(memory.used)} of {format_bytes(memory.total)} in use{most}, and no worker runs "
         "yet: end the process (`nvidia-smi` shows it), or leave the GPU out with CUDA_VISIBLE_DEVICES"
     )
-
-
-def _recovery_action(nvml: Nvml, handle: Any) -> int | None:
-    """The recovery action that the driver requires, 0 for none; None if the driver is too old to report it."""
-    values = _query(nvml, lambda: nvml.nvmlDeviceGetFieldValues(handle, [_RECOVERY_ACTION_FIELD]))
-    if not values or values[0].nvmlReturn != 0:
-        return None
-    return int(values[0].value.uiVal)
-
-
-def _query(nvml: Nvml, question: Callable[[], Any]) -> Any:
-    """The result of a query, or None if this GPU or driver does not support it, as many do not."""
-    try:
-        return question()
-    except nvml.NVMLError:
-        return None
