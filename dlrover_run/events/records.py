@@ -193,6 +193,18 @@ class WorkerResumed(WorkerEvent, frozen=True, kw_only=True, tag="dlrover.worker.
     """A stalled worker makes progress again."""
 
 
+class CollectivesRead(Event, frozen=True, kw_only=True, tag="dlrover.collectives.read"):
+    """The workers of this node seem to hang, and the agent has asked a source, "ras" or "flight_recorder", where
+    they are in their collectives. It took `seconds` and told of so many `workers`; `problem` says why it gave no
+    answer."""
+
+    round: int
+    source: str
+    workers: int = 0
+    seconds: float = 0.0
+    problem: str = ""
+
+
 class StragglerFound(WorkerEvent, frozen=True, kw_only=True, tag="dlrover.straggler.found"):
     """The other workers of the round wait for a worker in each step. The reasons name what it does meanwhile."""
 

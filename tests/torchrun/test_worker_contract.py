@@ -33,6 +33,7 @@ OURS_DIFFERS = {
     "DLROVER_PLANNED_CHANGE": "a worker waits after its checkpoint for a change that is about to be made",
     "DLROVER_CHECKPOINT_MEMORY": "a checkpoint can be held in memory",
     "DLROVER_CHECKPOINT_MEMORY_TOKEN": "a checkpoint can be held in memory",
+    "NCCL_RAS_ADDR": "NCCL can be asked where the workers of one job are, when they hang",
     "DLROVER_PROGRESS": "a worker can report its steps",
 }
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
@@ -11,6 +13,8 @@ from dlrover_run.agent.result import JobResult
 from dlrover_run.coordination.records.activity import NodeActivity
 from dlrover_run.coordination.records.assignment import Assignment
 from dlrover_run.coordination.records.report import NodeReport
+from dlrover_run.coordination.records.round import RoundKey
+from dlrover_run.features.hangs.node.ras_address import RasAddress
 from dlrover_run.features.hangs.settings import HangSettings
 from dlrover_run.workers.feature import WorkersFeature
 from dlrover_run.workers.round import WorkerRound
@@ -31,6 +35,7 @@ class Hangs(WorkersFeature):
         self._watch: RoundWatch | None = None
         self._health: WatchHealth | None = None
         self._pauses: LearnedPauses | None = None
+        self._ras = RasAddress(os.environ)
 
     def follow(self, assignment: Assignment, shutting_down: bool) -> None:
         if self._watch is not None:
@@ -43,6 +48,9 @@ class Hangs(WorkersFeature):
         problem = "" if self._health is None else self._health.problem
         return replace(activity, watch_problem=problem) if problem else activity
 
+    def environment(self, key: RoundKey, local_rank: int) -> Mapping[str, str]:
+        return self._ras.variables
+
     def round_runs(self, workers: WorkerRound) -> None:
         # Its imports take milliseconds, for which the start of the workers has not waited.
         from dlrover_run.features.hangs.node.round_watch import watch_round
@@ -54,7 +62,7 @@ class Hangs(WorkersFeature):
             action = self._settings.action
             self._health = WatchHealth(action, services.console, services.events, services.wake)
             self._pauses = LearnedPauses()
-        self._watch = watch_round(workers, self._settings, services, self._health, self._pauses)
+        self._watch = watch_round(workers, self._settings, services, self._health, self._pauses, self._ras.address)
 
     def round_ends(self) -> None:
         if self._watch is not None:
@@ -67,6 +75,7 @@ class Hangs(WorkersFeature):
 
     async def close(self, result: JobResult) -> None:
         self.round_ends()
+        self._ras.close()
 
 
 NODE = Hangs

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dlrover_run.agent.framework import AgentServices
 from dlrover_run.coordination.records.assignment import Assignment
 from dlrover_run.coordination.records.report import NodeReport
+from dlrover_run.features.hangs.collectives.evidence import CollectiveReader
 from dlrover_run.features.hangs.node.diagnosis import CoordinatedDiagnosis, Diagnosis, LocalDiagnosis
 from dlrover_run.features.hangs.node.round_stragglers import RoundStragglers
 from dlrover_run.features.hangs.node.stall_response import StallResponse
@@ -24,10 +25,15 @@ from dlrover_run.workers.specs import Worker
 
 
 def watch_round(
-    workers: WorkerRound, settings: HangSettings, services: AgentServices, health: WatchHealth, pauses: LearnedPauses
+    workers: WorkerRound,
+    settings: HangSettings,
+    services: AgentServices,
+    health: WatchHealth,
+    pauses: LearnedPauses,
+    ras_address: str | None = None,
 ) -> RoundWatch | None:
-    """Watch the workers of a round, until `close`; None where they cannot be watched. `features.hangs.node` calls it
-    once they run."""
+    """Watch the workers of a round, until `close`; None where they cannot be watched. NCCL answers for them at
+    `ras_address`. `features.hangs.node` calls it once they run."""
     running, ranks = workers.group.running, workers.ranks
     if workers.group.ended or (ranks.nodes > 1 and not services.job.rendezvous.coordinated):
         # Static nodes do not communicate, and the rank that one of them names could be wrong.
@@ -49,10 +55,16 @@ def watch_round(
     else:
         diagnosis = LocalDiagnosis(detectors, response.on_stall, response.on_resume, pauses)
     stragglers = RoundStragglers(workers, services.events, services.wake, progress) if ranks.world_size > 1 else None
+
+    def pids() -> dict[int, int]:
+        return {worker.spec.rank: worker.pid for worker in workers.group.running}
+
+    collectives = CollectiveReader(pids, ranks, ras_address, services.events)
     sources = Sources(
         Sampler({worker.spec.rank: worker.pid for worker in running}, ranks.store_port),
-        RoundStacks(lambda: {worker.spec.rank: worker.pid for worker in workers.group.running}, health.note_denied),
+        RoundStacks(pids, health.note_denied),
         lambda: {rank: done.steps for rank, done in progress().items()},
+        positions=collectives.read,
     )
     on_sample = None if stragglers is None else stragglers.observe
     stall_watch = StallWatch(detectors, sources, diagnosis, pauses, on_sample, health)

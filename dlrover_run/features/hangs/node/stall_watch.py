@@ -7,12 +7,13 @@ It is a consumer of the agent's `Tick`, and lives with its round: a report about
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from random import uniform
 from typing import NamedTuple, Protocol
 
 from msgspec.structs import replace
 
+from dlrover_run.features.hangs.collectives.positions import Position
 from dlrover_run.features.hangs.node.diagnosis import Diagnosis, Quiet
 from dlrover_run.features.hangs.node.watch_health import RETRY_INTERVAL, WatchHealth
 from dlrover_run.features.hangs.search.detector import AskStacks, Decision, Resumed, StallCode, Stalled
@@ -54,13 +55,18 @@ class Stacks(Protocol):
     ) -> Mapping[int, Sequence[Stack]]: ...
 
 
+async def _no_positions() -> Mapping[int, tuple[Position, ...]]:
+    return {}
+
+
 class Sources(NamedTuple):
-    """What the watch reads of the workers: samples, stacks once a sample leaves a doubt, and the steps that they have
-    reported, by rank."""
+    """What the watch reads of the workers: samples, stacks once a sample leaves a doubt, the steps that they have
+    reported, by rank, and once none makes progress, where each is in its collectives."""
 
     sampling: Sampling
     stacks: Stacks
     steps: Callable[[], Mapping[int, int]] = dict
+    positions: Callable[[], Awaitable[Mapping[int, tuple[Position, ...]]]] = _no_positions
 
 
 class StallDetector(Protocol):
@@ -207,6 +213,9 @@ class StallWatch:
             alone = stalled.code is StallCode.ALONE and rank in stalled.ranks
             counts = timeout is not None or rank in steps
             suspects.append(replace(suspect, alone=alone, counts=counts, outside=suspect.outside and may_be_outside))
+        # While others train, NCCL would have all of them answer.
+        positions = {} if partly else await self._sources.positions()
+        suspects = [replace(one, positions=positions.get(one.rank, ())) for one in suspects]
         suspects += [Suspect(rank, ended=True) for rank in self._ended]
         trains = bool(steps) or timeout is not None
         self._diagnosis.diagnose(

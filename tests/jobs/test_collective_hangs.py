@@ -1,0 +1,93 @@
+"""Workers that hang are asked through NCCL where they are in their collectives; workers that train never are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.harness import Mailbox, finish, launch
+
+from dlrover_run.events.reader import merged, read_logs
+from dlrover_run.events.records import CollectivesRead, WorkerStalled
+
+TESTS = Path(__file__).resolve().parents[1]
+
+# The process of rank 0 answers for both, as any process of a job does with NCCL.
+SCRIPT = """
+import os, socket, threading, time
+
+sys.path.append(sys.argv[2])
+from dlrover_run import training
+from support.nccl_ras import Communicator, RasAnswers, RasJob, RasRank
+
+rank, restart = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+here = os.path.dirname(os.path.abspath(__file__))
+
+def note(steps):
+    with open(os.path.join(here, f"steps-{restart}-{rank}.new"), "w") as file:
+        file.write(f"{os.getpid()} {steps}")
+    os.replace(file.name, file.name.removesuffix(".new"))
+
+def known(rank):
+    try:
+        with open(os.path.join(here, f"steps-{restart}-{rank}")) as file:
+            return RasRank(rank, *[int(word) for word in file.read().split()])
+    except FileNotFoundError:
+        return None
+
+def job():
+    ranks = [one for one in map(known, range(2)) if one is not None]
+    ranks = [RasRank(one.rank, one.pid, {"AllReduce": one.counts}) for one in ranks]
+    return RasJob([Communicator(7, ranks)])
+
+def serve():
+    host, _, port = os.environ["NCCL_RAS_ADDR"].rpartition(":")
+    with socket.socket() as server:
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        server.bind((host, int(port)))
+        server.listen()
+        while True:
+            client, _ = server.accept()
+            RasAnswers(job).converse(client)
+
+if rank == 0:
+    threading.Thread(target=serve, daemon=True).start()
+for step in range(60):
+    note(step)
+    training.report(samples=1)
+    time.sleep(0.05)
+    if sys.argv[1] == "hang" and step == 40 and restart == 0:
+        if rank == 0:
+            note(step + 1)
+        held = threading.Lock()
+        held.acquire()
+        held.acquire()
+post(done=True)
+"""
+
+
+def _run(mailbox: Mailbox, how: str) -> tuple[list[CollectivesRead], list[WorkerStalled]]:
+    script = mailbox.script("asked.py", SCRIPT)
+    journal = mailbox.directory / "journal"
+    flags = ["--nproc-per-node=2", "--max-restarts=1", f"--journal={journal}", "--stall-timeout=3"]
+    ended = finish(launch(mailbox, *flags, "--stall-action=restart", script, how, str(TESTS)))
+    assert ended.code == 0, ended.err
+    events = [entry.event for entry in merged(read_logs(journal))]
+    return (
+        [event for event in events if isinstance(event, CollectivesRead)],
+        [event for event in events if isinstance(event, WorkerStalled)],
+    )
+
+
+@pytest.mark.torchrun
+def test_workers_that_hang_are_asked_where_they_are(mailbox: Mailbox) -> None:
+    asked, stalls = _run(mailbox, "hang")
+    assert stalls
+    assert asked
+    assert {(one.source, one.workers, one.problem) for one in asked} == {("ras", 2, "")}
+
+
+@pytest.mark.torchrun
+def test_workers_that_train_are_never_asked(mailbox: Mailbox) -> None:
+    assert _run(mailbox, "train") == ([], [])
