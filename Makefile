@@ -44,7 +44,7 @@ test: ## check the code and run the tests
 	@$(MAKE) --no-print-directory test-quick
 
 test-quick: $(VENV)/.test tensorflow-newest tensorflow-2.15 ## run the tests of make test, without the code's checks
-	$(BIN)/python -m pytest -m "not long and not rival" $(PARALLEL)
+	$(BIN)/python -m pytest -m "not long and not rival" $(PARALLEL) --durations=10
 
 # One shard of the long tests takes at most 25 minutes on two cores. NIGHT (default: today) chooses the seeds of the
 # simulation, AGAIN=1 runs only what has not passed on this commit, RESULTS names the folder of the results.

@@ -47,15 +47,6 @@ def etcd_of_users(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
         yield etcd
 
 
-class OfCertificates(EtcdBackend):
-    """Keys for which a client needs a certificate."""
-
-    def __init__(self, etcd: Etcd, folder: Path) -> None:
-        super().__init__(etcd)
-        files = {"cacert": "ca.pem", "cert": "client.pem", "key": "client.key"}
-        self.conf = {**self.conf, **{name: folder / file for name, file in files.items()}}
-
-
 class OfUsers(EtcdBackend):
     """Keys for which a client needs a user."""
 
@@ -69,20 +60,15 @@ class OfUsers(EtcdBackend):
 
 
 @pytest.fixture
-def place(request: pytest.FixtureRequest) -> RendezvousBackend:
-    """The options for users, unless the test gives others."""
-    if getattr(request, "param", "users") == "users":
-        return OfUsers(request.getfixturevalue("etcd_of_users"))
-    folder: Path = request.getfixturevalue("etcd_certificates")
-    return OfCertificates(request.getfixturevalue("etcd_of_certificates"), folder)
+def place(etcd_of_users: Etcd) -> RendezvousBackend:
+    return OfUsers(etcd_of_users)
 
 
 @pytest.mark.long
 @pytest.mark.torchrun
-@pytest.mark.parametrize("place", ["certificates", "users"], indirect=True)
 def test_two_nodes_train_and_continue_after_a_failure(cluster: Cluster, place: EtcdBackend) -> None:
-    env = KNOWN if isinstance(place, OfUsers) else {}
-    nodes = cluster.nodes("ab", "2", "--max-restarts=1", script=WORKERS / "train.py", env=env)
+    """With certificates: `jobs/test_resumed_training.py`."""
+    nodes = cluster.nodes("ab", "2", "--max-restarts=1", script=WORKERS / "train.py", env=KNOWN)
     world = cluster.world(2)
     assert place.all_keys(), "the job's keys are below the prefix"
     send_signal(world[:1], signal.SIGKILL)

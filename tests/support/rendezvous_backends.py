@@ -13,6 +13,7 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 
 import psutil
 import pytest
@@ -146,6 +147,15 @@ class EtcdBackend(RendezvousBackend):
         life = self.etcd.ctl("lease", "timetolive", lease, user=self.user)
         granted = re.search(r"granted with TTL\((\d+)s\)", life)
         return granted is not None and int(granted[1]) <= RESULT_RETENTION
+
+
+class EtcdWithCertificates(EtcdBackend):
+    """Keys for which a client needs a certificate: `client` of `etcd_certificates`."""
+
+    def __init__(self, etcd: Etcd, folder: Path) -> None:
+        super().__init__(etcd)
+        files = {"cacert": "ca.pem", "cert": "client.pem", "key": "client.key"}
+        self.conf = {**self.conf, **{name: folder / file for name, file in files.items()}}
 
 
 @pytest.fixture(scope="module")

@@ -1,10 +1,12 @@
 """Trains with gloo in steps that all ranks take together, and keeps their number in a file, as a checkpoint does.
 
-SIGUSR2 to any rank makes all of them report their step; SIGUSR1 to any ends all with success.
+SIGUSR2 to any rank makes all of them report their step; SIGUSR1 to any ends all with success. SIGALRM makes a rank
+hang.
 """
 
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 
@@ -14,7 +16,15 @@ from post import post
 
 CHECKPOINT = Path("steps")
 
+
+def hang(number, frame):
+    held = threading.Lock()
+    held.acquire()
+    held.acquire()
+
+
 ended, asked = [], []
+signal.signal(signal.SIGALRM, hang)
 signal.signal(signal.SIGUSR1, lambda number, frame: ended.append(number))
 signal.signal(signal.SIGUSR2, lambda number, frame: asked.append(number))
 

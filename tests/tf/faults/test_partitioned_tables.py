@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 from job import GRAPH, MakeJob, Node
 from support.cluster import quiet_port
-from support.harness import WAIT, environment, only_long
+from support.harness import WAIT, environment
 
-pytestmark = pytest.mark.tensorflow
+pytestmark = [pytest.mark.tensorflow, pytest.mark.long]
 
 SCRIPT = Path(__file__).parent / "scripts" / "partitioned_table.py"
 TRAINED = " ".join(f"{row + 0.5}" for row in range(12))
@@ -30,10 +30,7 @@ ROWS = r"step (\d+): (\d+) parts on (\d+) servers: (.*)\n"
 
 both_partitioners = pytest.mark.parametrize(
     ("tensorflow", "partitioner", "other"),
-    [
-        ("2.21", "fixed", 2),
-        *only_long(("2.21", "min_max", 1), ("2.15", "fixed", 2), ("2.15", "min_max", 1)),
-    ],
+    [("2.21", "fixed", 2), ("2.21", "min_max", 1), ("2.15", "fixed", 2), ("2.15", "min_max", 1)],
     indirect=["tensorflow"],
 )
 """Each partitioner that creates one part for each server if it can. `other` is a number of servers for which it creates
@@ -112,7 +109,6 @@ def test_fewer_servers_are_refused_where_the_table_would_have_other_parts(
     assert "the table 'table' has" in scaled.stderr
 
 
-@pytest.mark.long
 @both_partitioners
 def test_lost_servers_are_waited_for_where_the_table_would_have_other_parts(
     make_table: Callable[..., Table], partitioner: str, other: int
@@ -141,7 +137,6 @@ def test_lost_servers_are_waited_for_where_the_table_would_have_other_parts(
     assert after[0] == before[0], "the table has as many parts as before"
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("partitioner", "strategy"), [("min_max", "mod"), ("always_four", "mod"), ("fixed", "div"), ("min_max", "div")]
 )
@@ -159,7 +154,6 @@ def test_fewer_servers_are_accepted_where_no_id_gets_another_row(
     assert "no step lost" in node.output
 
 
-@pytest.mark.long
 def test_parts_that_depend_on_the_servers_are_not_restored_and_the_servers_are_restored(
     make_table: Callable[..., Table],
 ) -> None:
@@ -178,7 +172,6 @@ def test_parts_that_depend_on_the_servers_are_not_restored_and_the_servers_are_r
     assert refused.returncode == 1, "the chief has reported it"
 
 
-@pytest.mark.long
 def test_a_job_that_is_started_with_other_servers_than_the_checkpoint_ends_and_names_the_table(
     make_table: Callable[..., Table],
 ) -> None:

@@ -1,7 +1,7 @@
 """A script for ParameterServerStrategy as users write it: it uses nothing of tf-ps-run except, with SHARDS, its data.
 
-It trains STEPS steps in all, over any number of starts; each adds 1 to a counter and trains a partitioned table. EXTRA
-is one more variable, as NAME:DTYPE, which is not saved.
+It trains STEPS steps in all, over any number of starts; each adds 1 to a counter and trains a partitioned table. With
+UNTIL it trains on until there is a file of that name. EXTRA is one more variable, as NAME:DTYPE, which is not saved.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Iterator
+from itertools import count
 
 if importlib.util.find_spec("tf_keras"):
     # TensorFlow 2.15 has its own optimizer of this kind.
@@ -21,6 +23,7 @@ import tensorflow as tf
 STEPS, EVERY = int(os.environ.get("STEPS", "200")), int(os.environ.get("SAVE_EVERY", "50"))
 PAUSE = float(os.environ.get("STEP_SECONDS", "0.01"))
 ROWS, WIDTH = 64, 4
+UNTIL = os.environ.get("UNTIL", "")
 LOOKUP = tf.compat.v1.nn.embedding_lookup if os.environ.get("LOOKUP") == "mod" else tf.nn.embedding_lookup
 
 
@@ -28,8 +31,17 @@ def parts_of(variable: tf.Variable) -> list[tf.Variable]:
     return list(getattr(variable, "variables", [variable]))
 
 
+def iter_steps(first: int) -> Iterator[int]:
+    """The numbers of the steps from `first` on."""
+    for step in count(first):
+        if step >= STEPS and (not UNTIL or os.path.exists(UNTIL)):
+            return
+        yield step
+
+
 def main() -> None:
     resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+    print(f"{resolver.task_type} {resolver.task_id}: pid = {os.getpid()}", flush=True)
     if resolver.task_type in ("worker", "ps"):
         server = tf.distribute.Server(
             resolver.cluster_spec(),
@@ -82,15 +94,16 @@ def main() -> None:
             4
         )
     else:
-        ranges = (((4 * i) % ROWS, (4 * i) % ROWS + 4) for i in range(int(step), STEPS))
+        ranges = (((4 * i) % ROWS, (4 * i) % ROWS + 4) for i in iter_steps(int(step)))
     if os.environ.get("DIE_BEFORE_STEPS"):
         os.kill(os.getpid(), signal.SIGKILL)
-    for count, (begin, end) in enumerate(ranges, start=1):
+    for number, (begin, end) in enumerate(ranges, start=1):
         coordinator.schedule(train, args=(tf.constant(begin), tf.constant(end)))
         time.sleep(PAUSE)
-        if count % EVERY == 0:
+        if number % EVERY == 0:
             coordinator.join()
             manager.save()
+            print(f"saved at {int(step)}", flush=True)
     coordinator.join()
     manager.save()
     counted = tf.concat([part.read_value() for part in parts_of(seen)], 0).numpy()
