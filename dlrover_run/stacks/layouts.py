@@ -32,7 +32,11 @@ class Layout:
     """Positions in bytes. `frame` are those that lead from a thread to its innermost frame, each but the first in what
     the one before points to. `native_id` and `owner` are 0 where there is none; `thread_code` is the position of the
     copies of a code object that single threads use, and `copy` that of the number of one in a frame, both 0 where there
-    are none. `foreign` is the first kind of a frame that belongs to no code of Python."""
+    are none. `foreign` is the first kind of a frame that belongs to no code of Python.
+
+    `lock` leads from `_PyRuntime`, or with `lock_of_interpreter` from the interpreter, to the thread that has last held
+    the lock of the interpreter, as `frame` does; `locked` is the position of whether it is held, after that one. It is
+    empty where that is not known. `variables` is the position of the variables of a call in its frame, 0 if unknown."""
 
     interpreters: int
     next_interpreter: int
@@ -58,6 +62,10 @@ class Layout:
     text: int = 56
     kind: Lines = Lines.LOCATIONS
     state_shifts: tuple[int, ...] = (2,)
+    lock: tuple[int, ...] = ()
+    lock_of_interpreter: bool = False
+    locked: int = 8
+    variables: int = 0
 
 
 _BEFORE_311 = Layout(
@@ -99,11 +107,13 @@ _SINCE_311 = Layout(
     owner=69,
     ascii_text=48,
     text=72,
+    lock=(368,),
+    variables=72,
 )
 
 LAYOUTS = {
     (3, 9): _BEFORE_311,
-    (3, 10): replace(_BEFORE_311, instruction=96, kind=Lines.RANGES),
+    (3, 10): replace(_BEFORE_311, instruction=96, kind=Lines.RANGES, lock=(360,)),
     (3, 11): _SINCE_311,
     (3, 12): replace(
         _SINCE_311,
@@ -117,6 +127,9 @@ LAYOUTS = {
         owner=70,
         ascii_text=40,
         text=56,
+        lock=(384, 8),
+        lock_of_interpreter=True,
+        variables=72,
     ),
 }
 
@@ -179,4 +192,8 @@ def read_layout(memory: ProcessMemory, runtime: int) -> Layout | None:
         ascii_text=40 + grown,
         text=56 + grown,
         state_shifts=(2, 8, 16),
+        lock=() if is_lockless else (table["holder"],),
+        lock_of_interpreter=True,
+        locked=table["locked"] - table["holder"],
+        variables=table["locals"],
     )

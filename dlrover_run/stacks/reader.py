@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import struct
+import zlib
 
 from dlrover_run.stacks.layouts import LAYOUTS, Layout, Lines, read_layout, version_of
 from dlrover_run.stacks.lines import line_of
@@ -33,6 +34,18 @@ MAX_TABLE = 256 * 1024
 
 MAX_LINE = 1_000_000
 """The greatest number of a line; a greater one was read while it changed."""
+
+VARIABLES = 48
+"""Variables of a call that are looked at; those of an inner call, or of none, follow them in memory."""
+
+DIGESTED_CALLS = 20
+"""Innermost calls whose variables are looked at."""
+
+_CHANGING = ("PyLong_Type", "PyFloat_Type", "PyRangeIter_Type", "PyEnum_Type", "PyListIter_Type")
+"""Types whose values count steps. Objects of others may be changed by another thread."""
+
+_VALUE_BYTES = 24
+"""Bytes of such an object, after its type, that have its value."""
 
 _INT = struct.Struct("=i")
 _WIDTHS = {1: "latin-1", 2: "utf-16-le", 4: "utf-32-le"}
@@ -65,7 +78,8 @@ class StackReader:
         try:
             if main and self._main and self._memory.word(self._main + self._layout.native_id) == self._memory.pid:
                 # To follow hundreds of threads takes longer than all else.
-                return Stack((Thread(self._name(self._main), self._frames(self._main, names)),))
+                thread = Thread(self._name(self._main), self._frames(self._main, names))
+                return Stack((thread,), self._holds_lock(self._main))
             *others, last = self._threads() or [0]
             self._main = last if self._layout.native_id else 0
         except Unreadable:
@@ -73,7 +87,8 @@ class StackReader:
         if not last:
             return Stack(())
         chosen = [last] if main else [*others[: MAX_THREADS - 1], last]
-        return Stack(tuple(Thread(self._name(one), self._frames(one, names)) for one in chosen))
+        threads = tuple(Thread(self._name(one), self._frames(one, names)) for one in chosen)
+        return Stack(threads, self._holds_lock(last), 0 if main else self._variables(last))
 
     def close(self) -> None:
         """Free the descriptor."""
@@ -95,6 +110,7 @@ class StackReader:
                 continue
             if layout is not None:
                 self._layout: Layout = layout
+                self._types = frozenset(map(module.find, _CHANGING)) - {0}
                 return
         raise NoPython
 
@@ -144,6 +160,53 @@ class StackReader:
                 names.clear()
             best = max(best, found, key=len)
         return tuple(best)
+
+    def _holds_lock(self, thread: int) -> bool | None:
+        """Whether a thread holds the lock of its interpreter; None if that is not known."""
+        layout, word = self._layout, self._memory.word
+        if not layout.lock:
+            return None
+        *way, last = layout.lock
+        try:
+            at = word(thread + layout.interpreter) if layout.lock_of_interpreter else self._runtime
+            for position in way:
+                at = word(at + position)
+            held = _INT.unpack(self._memory.read(at + last + layout.locked, _INT.size))[0]
+            return None if held not in (-1, 0, 1) else held == 1 and word(at + last) == thread
+        except Unreadable:
+            return None
+
+    def _variables(self, thread: int) -> int:
+        """A digest of the variables in the innermost calls of a thread; 0 if they cannot be read."""
+        layout, memory = self._layout, self._memory
+        if not layout.variables:
+            return 0
+        found: list[bytes] = []
+        try:
+            frame = thread
+            for position in layout.frame:
+                frame = memory.word(frame + position)
+            for _ in range(DIGESTED_CALLS):
+                if not frame:
+                    break
+                data = memory.read(frame + layout.variables, 8 * VARIABLES)
+                found.append(memory.read(frame + layout.instruction, 8) + data)
+                found += filter(None, map(self._value, struct.unpack(f"={VARIABLES}Q", data)))
+                frame = memory.word(frame + layout.previous)
+        except Unreadable:
+            return 0
+        return zlib.crc32(b"".join(found)) or 1
+
+    def _value(self, reference: int) -> bytes | None:
+        """The value of a variable, if its type counts."""
+        header = self._layout.header
+        address = reference & ~3
+        try:
+            if address % 8 or self._memory.word(address + header - 8) not in self._types:
+                return None
+            return self._memory.read(address + header, _VALUE_BYTES)
+        except Unreadable:
+            return None
 
     def _follow(self, thread: int, found: list[Frame], names: dict[int, str]) -> bool:
         """Add the calls of a thread, the innermost first. Whether they are those of one chain."""

@@ -44,9 +44,13 @@ class Thread(NamedTuple):
 
 
 class Stack(NamedTuple):
-    """The threads of one process, the main thread last."""
+    """The threads of one process, the main thread last. `holds_lock` says whether the main thread holds the lock of the
+    interpreter, as one does that runs Python; None if that is not known. `variables` is a digest of the variables in
+    its calls: equal ones say that it has run no Python in between, 0 that it is not known."""
 
     threads: tuple[Thread, ...]
+    holds_lock: bool | None = None
+    variables: int = 0
 
     @property
     def main(self) -> tuple[Frame, ...]:

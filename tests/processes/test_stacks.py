@@ -21,6 +21,7 @@ from dlrover_run.stacks.layouts import Lines
 from dlrover_run.stacks.read import Reading, RoundStacks, read_process_stacks
 from dlrover_run.stacks.reader import NoPython, StackReader
 from dlrover_run.stacks.stack import Stack
+from dlrover_run.stacks.wait import Wait, read_wait
 from dlrover_run.stacks.worker_stacks import node_stacks
 
 WAIT = 60
@@ -273,3 +274,63 @@ def test_the_lines_of_instructions_are_those_of_python(code: object) -> None:
     for number, (line, *_) in enumerate(code.co_positions()):
         found = lines.line_of(Lines.LOCATIONS, code.co_linetable, code.co_firstlineno, 2 * number)  # type: ignore[attr-defined]
         assert found == (line or 0)
+
+
+HOLDS = "print('begun')\ndef wait():\n    while True: pass\nwait()"
+COMPUTES = (
+    "import hashlib\nprint('begun')\ndef wait(steps):\n    for step in range(steps):\n"
+    "        hashlib.pbkdf2_hmac('sha256', b'x', b'y', {turns})\nwait({steps})"
+)
+
+
+def looks(pid: int, count: int = 20) -> list[Stack]:
+    """Stacks of a process that has reached its wait."""
+    stack_of(pid, "wait")
+    return list(read_process_stacks(pid, times=count).stacks)
+
+
+@pytest.mark.parametrize("python", PYTHONS)
+def test_who_runs_python_holds_the_lock_of_the_interpreter(python: str, tmp_path: Path) -> None:
+    is_known = not python.endswith("python3.9")
+    for script, holds in (
+        (HOLDS, True),
+        (SCRIPTS["sleeps"], False),
+        (COMPUTES.format(turns=2**31 - 1, steps=1), False),
+    ):
+        with worker(tmp_path, script, python) as process:
+            assert {one.holds_lock for one in looks(process.pid)} == {holds if is_known else None}
+
+
+@pytest.mark.parametrize("python", PYTHONS)
+def test_the_variables_show_that_a_loop_goes_on_at_one_line(python: str, tmp_path: Path) -> None:
+    is_known = not python.endswith(("python3.9", "python3.10"))
+    with worker(tmp_path, COMPUTES.format(turns=2**31 - 1, steps=1), python) as process:
+        found = {one.variables for one in looks(process.pid)}
+        assert len(found) == 1
+        assert (found != {0}) == is_known
+    with worker(tmp_path, COMPUTES.format(turns=1000, steps=10**9), python) as process:
+        end = time.monotonic() + WAIT
+        while is_known and len({one.variables for one in looks(process.pid)} - {0}) < 3:
+            assert time.monotonic() < end, "no variable has changed"
+
+
+def test_how_long_a_worker_sleeps(tmp_path: Path) -> None:
+    with worker(tmp_path, SCRIPTS["sleeps"]) as process:
+        stack_of(process.pid, "wait")
+        end = time.monotonic() + WAIT
+        while (sleeps := read_wait(process.pid).sleeps) is None:
+            assert time.monotonic() < end, "it does not sleep"
+        assert 900 < sleeps <= 1000
+    with worker(tmp_path, SCRIPTS["waits for a lock"]) as process:
+        stack_of(process.pid, "wait")
+        assert read_wait(process.pid) == Wait()
+    assert read_wait(process.pid) == Wait(), "it has ended"
+
+
+def test_a_process_that_has_an_accelerator_open(tmp_path: Path) -> None:
+    fds = tmp_path / "7/fd"
+    fds.mkdir(parents=True)
+    (fds / "0").symlink_to("/dev/null")
+    assert not read_wait(7, str(tmp_path)).has_device
+    (fds / "1").symlink_to("/dev/nvidia0")
+    assert read_wait(7, str(tmp_path)).has_device

@@ -20,6 +20,7 @@ from dlrover_run.observe.page import Progress
 from dlrover_run.observe.sample import Sampler
 from dlrover_run.observe.tick import Consumer, Tick
 from dlrover_run.stacks.read import RoundStacks
+from dlrover_run.stacks.wait import read_wait
 from dlrover_run.workers.round import WorkerRound
 from dlrover_run.workers.specs import Worker
 
@@ -64,6 +65,7 @@ def watch_round(
         Sampler({worker.spec.rank: worker.pid for worker in running}, ranks.store_port),
         RoundStacks(pids, health.note_denied),
         lambda: {rank: done.steps for rank, done in progress().items()},
+        waits=lambda: {rank: read_wait(pid) for rank, pid in pids().items()},
         positions=collectives.read,
     )
     on_sample = None if stragglers is None else stragglers.observe

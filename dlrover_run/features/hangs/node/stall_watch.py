@@ -19,10 +19,11 @@ from dlrover_run.features.hangs.node.watch_health import RETRY_INTERVAL, WatchHe
 from dlrover_run.features.hangs.search.detector import AskStacks, Decision, Resumed, StallCode, Stalled
 from dlrover_run.features.hangs.search.outside import LearnedPauses
 from dlrover_run.features.hangs.search.spin import PROBES, moves
-from dlrover_run.features.hangs.search.suspects import Suspect, describe_worker
+from dlrover_run.features.hangs.search.suspects import Suspect, describe_worker, hold_unproven
 from dlrover_run.observe.records import Evidence
 from dlrover_run.observe.sample import AdaptiveSampler, Sampling
 from dlrover_run.stacks.stack import Stack
+from dlrover_run.stacks.wait import Wait
 
 TRAINING_INTERVAL = 1.0
 """Seconds between two samples while the workers exchange data. One takes some 2 ms for 8 workers."""
@@ -34,6 +35,9 @@ are learned earlier."""
 
 BURST = PROBES // 3
 """Stacks of a busy worker that are read, one after the other, after a sample, unless fewer show that it works."""
+
+LOOKS = 3
+"""Stacks of each worker that are read once it makes no progress."""
 
 SILENT_PROBES = PROBES // 6
 """Stacks in one place for which it counts that a worker has none."""
@@ -61,11 +65,13 @@ async def _no_positions() -> Mapping[int, tuple[Position, ...]]:
 
 class Sources(NamedTuple):
     """What the watch reads of the workers: samples, stacks once a sample leaves a doubt, the steps that they have
-    reported, by rank, and once none makes progress, where each is in its collectives."""
+    reported, by rank, and once none makes progress what their main threads wait for, and where each worker is in its
+    collectives."""
 
     sampling: Sampling
     stacks: Stacks
     steps: Callable[[], Mapping[int, int]] = dict
+    waits: Callable[[], Mapping[int, Wait]] = dict
     positions: Callable[[], Awaitable[Mapping[int, tuple[Position, ...]]]] = _no_positions
 
 
@@ -122,6 +128,8 @@ class StallWatch:
         self._vary = vary
         self._ended: list[int] = []
         self._figures: dict[int, list[Evidence]] = defaultdict(list)
+        # The variables of each worker when its stall was looked at first, and since when that lasts.
+        self._variables: dict[int, tuple[float, int]] = {}
 
     async def take(self) -> float:
         """Take a sample, and carry out what follows from it; the seconds until the next one. After an error, as of a
@@ -196,8 +204,10 @@ class StallWatch:
         place at which evidence is read that costs too much while workers train."""
         at = samples[0].at
         partly = stalled.code is StallCode.ALONE and not self._diagnosis.all_quiet
-        read = await self._sources.stacks.read(stalled.ranks if partly else [one.rank for one in samples])
-        stacks = {rank: found[-1] for rank, found in read.items()}
+        here = stalled.ranks if partly else [one.rank for one in samples]
+        read = await self._sources.stacks.read(here, times=LOOKS)
+        stacks = {rank: _with_lock(found) for rank, found in read.items()}
+        waits = self._sources.waits()
         if any(stack.in_debugger for stack in stacks.values()):
             # A person looks at it already.
             self._detector.withdraw()
@@ -209,27 +219,44 @@ class StallWatch:
         for one in samples:
             rank = one.rank
             late = stalled.code is StallCode.START and rank in stalled.ranks
-            suspect = describe_worker(rank, one, stacks.get(rank), self._busy_share(rank), late=late)
+            share, main_share = self._busy_shares(rank)
+            suspect = describe_worker(
+                rank, one, stacks.get(rank), share, late=late, main_share=main_share, wait=waits.get(rank)
+            )
             alone = stalled.code is StallCode.ALONE and rank in stalled.ranks
             counts = timeout is not None or rank in steps
-            suspects.append(replace(suspect, alone=alone, counts=counts, outside=suspect.outside and may_be_outside))
+            moved = self._has_moved(rank, stalled.since, stacks.get(rank))
+            suspects.append(replace(suspect, alone=alone, counts=counts, moved=moved))
         # While others train, NCCL would have all of them answer.
         positions = {} if partly else await self._sources.positions()
         suspects = [replace(one, positions=positions.get(one.rank, ())) for one in suspects]
+        suspects = [replace(one, outside=one.outside and may_be_outside) for one in hold_unproven(suspects)]
         suspects += [Suspect(rank, ended=True) for rank in self._ended]
         trains = bool(steps) or timeout is not None
         self._diagnosis.diagnose(
             Quiet(stalled, at, tuple(suspects), stacks, trains, exchanged_at=self._detector.exchanged_at)
         )
 
-    def _busy_share(self, rank: int) -> float:
+    def _busy_shares(self, rank: int) -> tuple[float, float | None]:
+        """The shares of the stall in which a worker, and its main thread, used or waited for a processor."""
         samples = self._figures[rank]
         if len(samples) < 2:
-            return 0.0
+            return 0.0, None
         first, last = samples
         assert first.figures is not None
         assert last.figures is not None
-        return (last.figures.own.ready - first.figures.own.ready) / (last.at - first.at)
+        before, now, seconds = first.figures.own, last.figures.own, last.at - first.at
+        share = (now.ready - before.ready) / seconds
+        return share, (now.main + now.queued - before.main - before.queued) / seconds if now.turns else None
+
+    def _has_moved(self, rank: int, since: float, stack: Stack | None) -> bool:
+        """Whether a worker has run Python since the first look at this stall."""
+        variables = 0 if stack is None else stack.variables
+        known_since, before = self._variables.get(rank, (since, 0))
+        if known_since != since or not before:
+            self._variables[rank] = (since, variables)
+            return False
+        return variables not in (0, before)
 
     async def _probe(self, ranks: tuple[int, ...]) -> dict[int, list[tuple[str, ...]]]:
         """The innermost calls of these workers at up to BURST moments."""
@@ -238,6 +265,12 @@ class StallWatch:
         )
         # A worker without a stack may as well work: it counts as one that stays in its place.
         return {rank: _innermost(found.get(rank, ())) or [("",)] * SILENT_PROBES for rank in ranks}
+
+
+def _with_lock(looks: Sequence[Stack]) -> Stack:
+    """The last of these stacks of a worker, which holds the lock of the interpreter if it did in any: another thread
+    that wants the lock gets it for a moment."""
+    return looks[-1]._replace(holds_lock=True) if any(one.holds_lock for one in looks) else looks[-1]
 
 
 def _innermost(stacks: Sequence[Stack]) -> list[tuple[str, ...]]:

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
 from dlrover_run.features.hangs.search.suspects import Place, Suspect
 from dlrover_run.stacks.stack import Frame
 from dlrover_run.words.reasons import ReasonCode, Reasons, register
@@ -34,6 +36,10 @@ class GuiltCode(ReasonCode):
     SPINNING = "uses its processor in one place"
     LOCKED = "waits for a lock"
     ELSEWHERE = "is not in the collective in which the others wait"
+    OFF_DEVICE = "has not begun the operation for which the others wait on their devices"
+    OTHER_WAIT = "waits for its device at another place than the others"
+    DIFFERENT_WAITS = "wait for their devices at different places"
+    ON_DEVICE = "every rank waits for its device, or computes in one call, and nothing says for which operation"
     OTHER_COLLECTIVE = "waits in another collective than the others"
     DIFFERENT_COLLECTIVES = "wait in different collectives"
     SENT_NOTHING = "has sent nothing for longer than the others"
@@ -88,12 +94,15 @@ def find_stall(suspects: Sequence[Suspect], *, trains: bool, age_margin: float =
 
     So one of them must wait for another one, or `trains`: they have counted steps, or the user has set the limit. A
     worker that has ended explains the others only if one of them waits in a collective: the last one may save alone.
+    One that waits for its device may wait for another worker, unless it has `moved` since the stall began.
     """
     running = [one for one in suspects if not one.ended]
-    waits = any(one.place is Place.COLLECTIVE for one in running)
+    waits = any(map(_waits, running)) or (len(suspects) > 1 and any(map(_on_device, running)))
     if not running:
         return None
     finding = find_guilty(suspects if waits else running, age_margin)
+    if any(one.moved and _on_device(one) for one in running) and finding.code not in CERTAIN:
+        return None
     trains = trains and len(running) == len(suspects)
     return finding if waits or trains or finding.code in CERTAIN else None
 
@@ -124,14 +133,14 @@ def ranks_to_restart(finding: Finding, suspects: Sequence[Suspect]) -> tuple[int
 
 def find_guilty(suspects: Sequence[Suspect], age_margin: float = AGE_MARGIN) -> Finding:
     """The workers that the others wait for. The order of `suspects` means nothing."""
-    known = sorted(suspects, key=lambda one: one.rank)
+    known = _with_one_way_to_wait(sorted(suspects, key=lambda one: one.rank))
     findings = [finding for rule in _RULES if (finding := rule(known)) is not None]
     pair = _different_collectives(known)
     # In two collectives the ages say which of them began later, which need not be the wrong one.
     if pair is None and (oldest := _sent_nothing(known, age_margin)) is not None:
         findings.append(oldest)
     if not findings:
-        return pair or Finding(GuiltCode.UNKNOWN)
+        return pair or _same_wait(known) or Finding(GuiltCode.UNKNOWN)
     first = findings[0]
     agree = tuple(one.code for one in findings[1:] if one.ranks == first.ranks)
     return Finding(first.code, first.ranks, _line(known, first.ranks), agree, first.seconds)
@@ -170,10 +179,30 @@ def _waits(one: Suspect) -> bool:
     return one.place is Place.COLLECTIVE
 
 
+def _on_device(one: Suspect) -> bool:
+    return one.place is Place.DEVICE
+
+
+def _with_one_way_to_wait(suspects: Sequence[Suspect]) -> list[Suspect]:
+    """The same workers, without a wait for a device that is none: all workers of a job wait for it in the same way, so
+    one that sleeps while others spin waits for something else. Without an accelerator, one that spins while others are
+    in a collective does not wait at all."""
+    spin = any(one.busy and _on_device(one) for one in suspects)
+    computes = any(map(_waits, suspects)) and not any(one.has_device for one in suspects)
+    return [
+        replace(one, place=Place.ELSEWHERE, outside=False)
+        if _on_device(one) and (computes or (spin and not one.busy))
+        else one
+        for one in suspects
+    ]
+
+
 def _elsewhere(suspects: Sequence[Suspect]) -> Finding | None:
-    """The workers outside a collective, if others are in one, or if there is only one worker."""
-    found = _some(GuiltCode.ELSEWHERE, suspects, lambda one: one.place in (Place.LOCK, Place.ELSEWHERE))
-    if found is None or (len(suspects) > 1 and not any(map(_waits, suspects))):
+    """The workers outside a collective and not on their devices, if others are, or if there is only one worker."""
+    in_collective = any(map(_waits, suspects))
+    code = GuiltCode.ELSEWHERE if in_collective or len(suspects) == 1 else GuiltCode.OFF_DEVICE
+    found = _some(code, suspects, lambda one: one.place in (Place.LOCK, Place.ELSEWHERE))
+    if found is None or (len(suspects) > 1 and not in_collective and not any(map(_on_device, suspects))):
         return None
     outside = [one for one in suspects if one.rank in found.ranks]
     for code, holds in _KINDS.items():
@@ -226,10 +255,30 @@ def _different_collectives(suspects: Sequence[Suspect]) -> Finding | None:
     return Finding(GuiltCode.DIFFERENT_COLLECTIVES, ranks, first, other_line=other)
 
 
-def _by_line(suspects: Sequence[Suspect]) -> dict[Frame | None, list[int]]:
-    """The workers by the line at which each waits in a collective; nothing unless all of them do."""
+def _other_wait(suspects: Sequence[Suspect]) -> Finding | None:
+    """As `_other_collective`, of workers that all wait for their devices."""
+    groups = sorted(_by_line(suspects, _on_device).values(), key=len)
+    if len(groups) < 2 or len(groups[0]) == len(groups[1]):
+        return None
+    return Finding(GuiltCode.OTHER_WAIT, tuple(groups[0]))
+
+
+def _same_wait(suspects: Sequence[Suspect]) -> Finding | None:
+    """Workers that all wait for their devices, with nothing to choose between them."""
+    groups = _by_line(suspects, _on_device)
+    if not groups:
+        return None
+    first, *others = groups
+    if len(others) == 1:
+        ranks = tuple(one.rank for one in suspects)
+        return Finding(GuiltCode.DIFFERENT_WAITS, ranks, first, other_line=others[0])
+    return Finding(GuiltCode.ON_DEVICE, line=first)
+
+
+def _by_line(suspects: Sequence[Suspect], waits: Callable[[Suspect], bool] = _waits) -> dict[Frame | None, list[int]]:
+    """The workers by the line at which each waits; nothing unless all of them do."""
     lines: dict[Frame | None, list[int]] = {}
-    for one in suspects if all(map(_waits, suspects)) else ():
+    for one in suspects if all(map(waits, suspects)) else ():
         lines.setdefault(one.user_line, []).append(one.rank)
     return lines
 
@@ -243,10 +292,11 @@ def _network(suspects: Sequence[Suspect]) -> Finding | None:
     return Finding(GuiltCode.NETWORK, tuple(one.rank for one in suspects if one.unsent == most))
 
 
-_RULES = (_late, _ended, _stopped, _blocked, _elsewhere, _other_collective, _network)
+_RULES = (_late, _ended, _stopped, _blocked, _elsewhere, _other_collective, _other_wait, _network)
 
 
 def is_held_back(finding: Finding, suspects: Sequence[Suspect]) -> bool:
     """Whether a finding has to wait, because a worker that it names waits outside, or any where it names none."""
-    concerned = [one for one in suspects if one.rank in finding.ranks or not finding.ranks]
+    known = _with_one_way_to_wait(suspects)
+    concerned = [one for one in known if one.rank in finding.ranks or not finding.ranks]
     return any(one.outside for one in concerned)
