@@ -16,7 +16,6 @@ from unittest.mock import patch
 import msgspec
 import pytest
 from simulation.backends import Backend, WrittenNode
-from simulation.network import TO_MASTER
 from support.node_truth import USUAL, Truth
 from support.policy_parts import check_part, order_of
 from support.virtual_torch import rules
@@ -531,13 +530,27 @@ def test_with_etcd_a_lease_follows_the_rules_of_the_first_node() -> None:
         assert after.restart_count == 0
 
 
-def test_a_node_learns_the_end_of_a_job_whose_last_leader_has_an_earlier_epoch_than_its_own() -> None:
-    """etcd has lost its data, and the clock of the later leader is behind: the epochs come from the clocks."""
-    with Backend("etcd", ONE) as backend:
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("etcd", "the job 'job' has ended while this node was not connected to it"),
+        # It is believed by this master only once the nodes that contradict it have left.
+        (
+            "master",
+            "the master at 10.0.0.1:29400 refuses this node: a obeys a later coordinator than the other nodes of the "
+            "job, such as b",
+        ),
+    ],
+)
+def test_a_node_ends_with_a_job_whose_last_coordinator_has_an_earlier_epoch_than_its_own(
+    name: str, problem: str
+) -> None:
+    """The records are lost, and the clock of the later coordinator is behind: the epochs come from the clocks."""
+    with Backend(name, ONE) as backend:
         waiting = backend.node("a")
         waiting.report(phase=NodePhase.WAITING)
         backend.until(lambda: waiting.assignment.epoch)
-        waiting.link.hold(TO_MASTER)
+        waiting.stop()
         backend.lose_records()
         with patch.object(leader.time, "time_ns", return_value=1_000_000_000):
             other = backend.node("b")
@@ -545,10 +558,10 @@ def test_a_node_learns_the_end_of_a_job_whose_last_leader_has_an_earlier_epoch_t
         assert 0 < other.assignment.epoch < waiting.assignment.epoch
         other.report(phase=NodePhase.SUCCEEDED)
         backend.until(lambda: other.assignment.phase is PlanPhase.FINISHED)
-        # While another node of the job has not left yet.
-        waiting.link.release(TO_MASTER)
+        # While another node of the job has not left yet: then its name is free.
+        waiting.resume()
         backend.until(lambda: waiting.rendezvous.problem)
-        assert waiting.rendezvous.problem == "the job 'job' has ended while this node was not connected to it"
+        assert waiting.rendezvous.problem == problem
 
 
 def test_a_node_that_takes_part_with_another_program_is_warned() -> None:

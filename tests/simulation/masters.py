@@ -217,11 +217,13 @@ class Masters:
     def living(self) -> list[Master]:
         return [master for master in self.all if master.alive]
 
-    def begin(self) -> None:
+    def begin(self, behind: float = 0.0) -> None:
+        """Start a master, with a clock that is that many seconds behind."""
         random = self._timeline.random
         self._number += 1
         self._unix_ms += random.randint(1, 5000)
         started = self._unix_ms + int(self._timeline.now * 1000)
+        started -= int(behind * 1000)
         if self._clock_jumps and random.random() < 0.5:
             started -= random.randint(0, 10_000_000)
         self.all.append(
