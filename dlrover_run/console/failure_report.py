@@ -212,7 +212,8 @@ def _closing(report: FailureReport, width: int) -> list[str]:
     if report.max_restarts == 0:
         lines.append("No restarts were allowed; --max-restarts N allows N.")
     elif report.max_restarts is not None and report.restarts <= report.max_restarts:
-        lines.append(f"{report.restarts} of {report.max_restarts} restarts were used.")
+        allowed = "1 restart was" if report.max_restarts == 1 else f"{report.max_restarts} restarts were"
+        lines.append(f"{report.restarts} of {allowed} used.")
     if report.why_over and report.restarts != report.max_restarts:
         lines += _wrapped(sanitize(f"{report.why_over[0].upper()}{report.why_over[1:]}."), width)
     return [*lines, f"The launcher exits with code {report.exit_code}."]

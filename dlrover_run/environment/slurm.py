@@ -23,6 +23,7 @@ from dlrover_run.environment.records import (
     several_launchers,
 )
 from dlrover_run.spec import FlagValue
+from dlrover_run.words.text import counted
 
 JOB = "SLURM_JOB_ID"
 _STEP = ("SLURM_STEP_ID", "SLURM_STEPID")
@@ -180,7 +181,7 @@ def _refuse_several_launchers(context: Context, title: str, nodes: int, hosts: l
     most = max([*counts, int(local.text) + 1 if local else 1])
     if tasks is not None and int(tasks.text) < nodes:
         raise Contradiction(
-            f"{title} has {nodes} nodes and {tasks.text} tasks ({tasks.source})",
+            f"{title} has {nodes} nodes and {counted(int(tasks.text), 'task')} ({tasks.source})",
             f"unset the variables of another step, or {BY_FLAGS}",
         )
     total = int(tasks.text) if tasks else max(sum(counts), most + nodes - 1)
@@ -198,7 +199,7 @@ def _refuse_several_launchers(context: Context, title: str, nodes: int, hosts: l
         launch += f" --gpus-per-node={gpus.text}"
     if len(own) > 1:
         launch = _launch_components(context, own)
-    problem = f"{title} starts {most} launchers on a node ({total} tasks on {nodes} node{'s' * (nodes > 1)})"
+    problem = f"{title} starts {most} launchers on a node ({total} tasks on {counted(nodes, 'node')})"
     raise several_launchers(problem, total, launch, context)
 
 

@@ -30,6 +30,7 @@ from dlrover_run.rendezvous.failure_detector import PauseDetector
 from dlrover_run.transport.messages import Answered, InvalidMessage, Join, Refused, Welcome, decode_rules
 from dlrover_run.words.log_level import internal_error, log_frames
 from dlrover_run.words.reasons import render
+from dlrover_run.words.text import counted
 
 MAX_JOBS = 1000
 """Maximum jobs that a master coordinates at a time."""
@@ -242,8 +243,8 @@ class Jobs:
             journal = Journal(self._state_dir, name)
             coordinator = self._take_over(name, journal, rules, now)
         if coordinator.plan.key.number == 0:
-            nodes = str(rules.min_nodes) + (f" to {rules.max_nodes}" if rules.max_nodes != rules.min_nodes else "")
-            size = rules.size_text or f"{nodes} nodes"
+            least = f"{rules.min_nodes} to " if rules.max_nodes != rules.min_nodes else ""
+            size = rules.size_text or least + counted(rules.max_nodes, "node")
             self._log(f"job {name!r}: begins, for {size}")
         job = self._jobs[name] = JobHost(
             name,

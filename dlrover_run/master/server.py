@@ -31,6 +31,7 @@ from dlrover_run.master.session import NodeSession
 from dlrover_run.transport.connection import GrpcServerConnection
 from dlrover_run.transport.grpc_setup import SERVER_OPTIONS, load_grpc
 from dlrover_run.transport.messages import METHOD, Refused
+from dlrover_run.words.text import counted
 
 MAX_UNAUTHENTICATED = 4096
 """Connections, and streams, of clients that have not joined yet. More than a large job opens at once."""
@@ -258,7 +259,7 @@ class MasterServer:
         now = asyncio.get_running_loop().time()
         if now < self._refusals_logged_at + REFUSALS_INTERVAL:
             return
-        others = f" ({self._refusals - 1} others before it)" if self._refusals > 1 else ""
+        others = f" ({counted(self._refusals - 1, 'other')} before it)" if self._refusals > 1 else ""
         self._refusals, self._refusals_logged_at = 0, now
         self._log(f"refused {peer}: {reason}{others}")
 

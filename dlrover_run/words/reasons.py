@@ -99,7 +99,7 @@ class Code(ReasonCode):
     NODES_LEFT = "{number:#node} {number:is|are} left"
     TOO_FEW_NODES = "after {seconds:g} s only {number} of at least {least:#node} {number:is|are} here ({names:join})"
     NO_NODE_CAME = "after {seconds:g} s none of at least {least:#node} is here"
-    QUORUM = "{number} are needed, because the others may train with the master before this one"
+    QUORUM = "{number} {number:is|are} needed, because the others may train with the master before this one"
     MISSING = "missing: {names:join}"
     RANK0_SILENT = "{node} should have led the next round, and did not answer for {seconds:g} s"
     RECOVERED = "the job was running when its coordinator began"

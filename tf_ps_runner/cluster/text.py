@@ -48,7 +48,7 @@ class ClusterCode(ReasonCode):
     TAKES_PLACE_ON = "{tasks:join} on {hosts:join} {tasks:takes its place|take their places}"
     GETS_MEMORY = " and gets {memory} instead of {before}"
     ONE_GETS_MEMORY = ", {task} gets {memory} instead of {before}"
-    OTHERS_GET_MEMORY = ", and {number} others get more too"
+    OTHERS_GET_MEMORY = ", and {number:#other} {number:gets|get} more too"
     MOVES = "{successor} takes the place of {task}"
     ADDED = "{tasks:join} {tasks:is|are} added"
     TOO_MANY = "{wanted} {number:is|are} wanted, so {extra:join} {extra:leaves|leave}"
@@ -95,7 +95,7 @@ class ClusterCode(ReasonCode):
         "did not restore the checkpoint: it holds {parts:#part} of the table {table!r}, and the script "
         "makes {refused} with {present:#parameter server}"
     )
-    SERVERS_NEEDED = ", so {number:#parameter server} are needed"
+    SERVERS_NEEDED = ", so {number:#parameter server} {number:is|are} needed"
     AS_WHEN_WRITTEN = "use as many servers as when the checkpoint was written"
     START_WITH = "start the job with --ps={number}"
 

@@ -20,6 +20,7 @@ from dlrover_run.coordination.records.activity import MemoryUse
 from dlrover_run.failures.causes import describe_exit_code
 from dlrover_run.processes.process import ManagedProcess, ProcessSpec, spawn
 from dlrover_run.processes.unix_sockets import messages
+from dlrover_run.words.text import counted
 
 LINE_VARIABLE, TOKEN_VARIABLE, USED_VARIABLE, NODES_VARIABLE = (
     "DLROVER_CHECKPOINT_MEMORY",
@@ -105,9 +106,9 @@ class CheckpointMemory:
                 await self._ended.wait()
         except TimeoutError:
             waiting = 0 if self.use is None else self.use.waiting
-            self._show(
-                f"warning: {waiting} checkpoint files in memory were not written to the disk in time, and are lost"
-            )
+            was, lost = ("was", "is lost") if waiting == 1 else ("were", "are lost")
+            files = counted(waiting, "checkpoint file")
+            self._show(f"warning: {files} in memory {was} not written to the disk in time, and {lost}")
         except OSError:
             pass  # It has just ended.
         finally:
@@ -183,7 +184,8 @@ class CheckpointMemory:
         self._ended.set()
         if self._closing:
             return
-        lost = f"; {waiting} files that were not on the disk yet are lost" if waiting else ""
+        are = "is" if waiting == 1 else "are"
+        lost = f"; {counted(waiting, 'file')} not on the disk yet {are} lost" if waiting else ""
         how = describe_exit_code(process.code or 0)
         self._show(f"warning: the process that holds checkpoints in memory {how}{lost}")
         asyncio.get_running_loop().call_later(RESTART_PAUSE, self._wait_for_worker)

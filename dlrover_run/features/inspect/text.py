@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dlrover_run.events import records
 from dlrover_run.words.reasons import render
+from dlrover_run.words.text import counted
 
 _STAGES = {
     ("store", False): "has joined the others",
@@ -25,7 +26,7 @@ def describe(event: records.Event) -> str:
         case records.LogOpened():
             return f"{event.program} of job {event.job}, pid {event.pid}"
         case records.LogGap():
-            return f"{event.dropped} events could not be written"
+            return f"{counted(event.dropped, 'event')} could not be written"
         case records.NodeWaiting():
             return render(event.reasons)
         case records.CheckEnded():

@@ -38,7 +38,7 @@ class NodeCheckCode(ReasonCode):
     MORE_DISMISSED = "and {number:#other}"
     ANSWERS = "node check, round {round}: {answered} of {number:#node} {number:has|have} answered"
     THIS_NODE = "checking this node before training"
-    RESULTS = "node check: {answered} of {number} nodes have computed"
+    RESULTS = "node check: {answered} of {number:#node} {number:has|have} computed"
     PASSED_JOIN = "those that have passed the node check take part in the next round"
     CHECKED_DURING_TRAINING = "meanwhile the node check looks at those who have come"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import time
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from dlrover_run.words import reasons
 from dlrover_run.words.reasons import (
     Code,
     Reason,
+    ReasonCode,
     chain,
     codes,
     new_reasons,
@@ -69,6 +71,26 @@ def test_the_text_of_each_code(monkeypatch: pytest.MonkeyPatch) -> None:
     for given in chains:
         assert msgspec.json.decode(msgspec.json.encode(given), type=tuple[Reason, ...]) == given
     assert {code.code for kind in KINDS for code in kind} == {reason.code for given in chains for reason in given}
+
+
+_FIELD = re.compile(r"{(\w+)(?::([^{}]*(?:{[^}]*}[^{}]*)*))?}")
+
+_COUNTS = ("number", "least", "answered")
+"""Parameters that are a number of things where the template has no noun for them."""
+
+
+@pytest.mark.parametrize("code", [code for kind in KINDS for code in kind], ids=lambda code: code.code)
+def test_the_text_of_a_code_is_right_for_one_thing(code: ReasonCode) -> None:
+    params: dict[str, object] = {}
+    for name, form in _FIELD.findall(code.value):
+        if form.startswith("#") or "|" in form or name in _COUNTS:
+            params[name] = 1
+        elif form.endswith(("g", "f")):
+            params[name] = 30.0
+        else:
+            params[name] = {"join": ("a",), "clock": "2026-11-27T16:45:00+00:00"}.get(form, params.get(name, "x"))
+    text = render((code(**params),))
+    assert not re.search(r"\b1 (\w+ ){0,2}(are|have|were|do|others|nodes|workers|tasks|servers|restarts)\b", text), text
 
 
 def test_no_two_codes_are_the_same() -> None:

@@ -112,6 +112,7 @@ def test_the_reports_are_those_of_the_golden_file() -> None:
             end(0, 1, stderr_tail=peer), replace(stopped(1), stderr_tail=TRACE), stopped(2)
         ),
         "some restarts were used": render(end(0, 3), restarts=1, max_restarts=2, exit_code=7),
+        "the one restart was used": render(end(0, 3), restarts=1, max_restarts=1, exit_code=7),
         "the job stops before its restarts are used": render(end(0, 3), **early),
         "all restarts were used": render(end(0, 3), **used),
         "all restarts of a window were used": render(end(0, 3), **windowed),

@@ -240,7 +240,7 @@ def _size_table(choice: SizeChoice) -> list[str]:
             "-" if size.error is None else f"{100 * size.error:.1f} %",
             "-" if size.efficiency is None else f"{size.efficiency:.2f}",
             str(size.blocks) if size.blocks else "-",
-            f"failed {size.failures} times" if size.failures and not size.blocks else "",
+            f"failed {counted(size.failures, 'time')}" if size.failures and not size.blocks else "",
         )
         for size in choice.sizes
     ]
