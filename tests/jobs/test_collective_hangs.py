@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ TESTS = Path(__file__).resolve().parents[1]
 
 # The process of rank 0 answers for both, as any process of a job does with NCCL.
 SCRIPT = """
-import os, socket, threading, time
+import os, pickle, socket, threading, time
 
 sys.path.append(sys.argv[2])
 from dlrover_run import training
@@ -51,6 +52,26 @@ def serve():
             client, _ = server.accept()
             RasAnswers(job).converse(client)
 
+def dump():
+    # As torch does: a pipe for each process, and a file when a byte comes.
+    pipe = os.environ["TORCH_NCCL_DEBUG_INFO_PIPE_FILE"] + f"{rank}.pipe"
+    if os.path.exists(pipe):
+        os.unlink(pipe)
+    os.mkfifo(pipe)
+    group = {"name": "0", "desc": "default_pg", "ranks": "[0, 1]"}
+    while True:
+        with open(pipe, "rb") as file:
+            file.read(1)
+        steps = known(rank).counts
+        entry = {"collective_seq_id": steps, "pg_id": 0, "process_group": ("0", "default_pg"), "state": "scheduled",
+                 "profiling_name": "nccl:all_reduce", "input_sizes": [[1024, 4]], "input_dtypes": ["Float"]}
+        status = {"0": {"last_enqueued_collective": steps, "last_completed_collective": 40}}
+        found = {"version": "2.10", "pg_config": {"0": group}, "pg_status": status, "entries": [entry]}
+        with open(os.environ["TORCH_FR_DUMP_TEMP_FILE"] + str(rank), "wb") as file:
+            pickle.dump(found, file, protocol=2)
+
+if "TORCH_FR_DUMP_TEMP_FILE" in os.environ:
+    threading.Thread(target=dump, daemon=True).start()
 if rank == 0:
     threading.Thread(target=serve, daemon=True).start()
 for step in range(60):
@@ -67,10 +88,10 @@ post(done=True)
 """
 
 
-def _run(mailbox: Mailbox, how: str) -> tuple[list[CollectivesRead], list[WorkerStalled]]:
+def _run(mailbox: Mailbox, how: str, *more: str) -> tuple[list[CollectivesRead], list[WorkerStalled]]:
     script = mailbox.script("asked.py", SCRIPT)
     journal = mailbox.directory / "journal"
-    flags = ["--nproc-per-node=2", "--max-restarts=1", f"--journal={journal}", "--stall-timeout=3"]
+    flags = ["--nproc-per-node=2", "--max-restarts=1", f"--journal={journal}", "--stall-timeout=3", *more]
     ended = finish(launch(mailbox, *flags, "--stall-action=restart", script, how, str(TESTS)))
     assert ended.code == 0, ended.err
     events = [entry.event for entry in merged(read_logs(journal))]
@@ -81,13 +102,22 @@ def _run(mailbox: Mailbox, how: str) -> tuple[list[CollectivesRead], list[Worker
 
 
 @pytest.mark.torchrun
-def test_workers_that_hang_are_asked_where_they_are(mailbox: Mailbox) -> None:
-    asked, stalls = _run(mailbox, "hang")
-    assert stalls
-    assert asked
-    assert {(one.source, one.workers, one.problem) for one in asked} == {("ras", 2, "")}
+def test_workers_that_train_are_never_asked(mailbox: Mailbox) -> None:
+    assert _run(mailbox, "train") == ([], [])
 
 
 @pytest.mark.torchrun
-def test_workers_that_train_are_never_asked(mailbox: Mailbox) -> None:
-    assert _run(mailbox, "train") == ([], [])
+def test_workers_that_hang_are_asked_and_what_they_say_is_kept(mailbox: Mailbox) -> None:
+    logs = mailbox.directory / "logs"
+    asked, stalls = _run(mailbox, "hang", f"--log-dir={logs}")
+    assert stalls
+    assert not any(one.problem for one in asked)
+    assert {(one.source, one.workers) for one in asked} == {("ras", 2), ("flight_recorder", 2)}
+    (kept,) = (logs / "latest" / "hangs").iterdir()
+    assert kept.name.startswith("round-")
+    assert kept.name.endswith("-incident-1")
+    report = json.loads((kept / "nccl-ras.json").read_text())
+    assert [one["collective_counts"]["AllReduce"] for one in report["communicators"][0]["ranks"]] == [41, 40]
+    for rank, number in enumerate((41, 40)):
+        dump = json.loads((kept / f"flight-recorder-rank-{rank}.json").read_text())
+        assert dump["entries"][0]["collective_seq_id"] == number

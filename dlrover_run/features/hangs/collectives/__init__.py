@@ -8,4 +8,6 @@
 | `evidence` | reads the positions of this node's workers, from the first source that has any |
 | `ras_client` | asks the RAS threads of NCCL |
 | `ras_report`, `ras_positions` | pure: what they answer, and the positions in it |
+| `recorder_files` | has torch dump its flight recorder, and reads the dumps |
+| `recorder` | pure: a dump, and the positions in it |
 """

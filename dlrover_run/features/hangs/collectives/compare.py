@@ -277,9 +277,10 @@ def _ordered(lags: Sequence[Lag]) -> tuple[Lag, ...]:
         leads_to[number] = _reached(number, before)
         final[number] = replace(lags[number], kind=LagKind.ORDER, own=theirs, is_even=True, final=True)
 
-    def weight(number: int) -> tuple[int, int]:
+    def weight(number: int) -> tuple[int, bool, int]:
         behind = set(lags[number].waiting).union(*(lags[other].waiting for other in leads_to[number]))
-        return (-max(len(behind), lags[number].waiting_count), number)
+        # Of two sources for the same lag the recorder knows the sizes too.
+        return (-max(len(behind), lags[number].waiting_count), lags[number].source is Source.RAS, number)
 
     rest = [lags[number] for number in sorted(after.keys() - final.keys())]
     return (*(final[number] for number in sorted(final, key=weight)), *rest)

@@ -12,6 +12,8 @@ import contextlib
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
+from dlrover_run.background import Background, TimeLimit
+
 RAS_TIMEOUT = 6.0
 """Seconds that all of it may take. NCCL itself waits RAS_PEER_TIMEOUT for other processes, at each of some steps from
 one process to the next."""
@@ -42,7 +44,7 @@ async def read_report(address: str, timeout: float = RAS_TIMEOUT) -> str:
     if not port.isdecimal() or not host or int(port) > 65535:
         raise RasProblem(f"NCCL_RAS_ADDR={address} is no HOST:PORT")
     try:
-        async with asyncio.timeout(timeout), _first_to_answer(host, int(port)) as (reader, writer):
+        async with TimeLimit(timeout), _first_to_answer(host, int(port)) as (reader, writer):
             return await _report(reader, writer)
     except TimeoutError:
         raise RasProblem(f"NCCL RAS at {address} has not answered in {timeout:.0f} s") from None
@@ -68,28 +70,22 @@ async def _first_to_answer(host: str, port: int) -> AsyncIterator[Connection]:
             raise ValueError("another server")
         return reader, writer
 
-    tasks: set[asyncio.Task[Connection]] = set()
+    background = Background(lambda error: None)
     try:
-        yield await _race(greet, tasks)
+        yield await _race(greet, background)
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await background.close()
         for writer in writers:
             writer.close()
             with contextlib.suppress(OSError):
                 writer.transport.abort()
 
 
-async def _race(
-    greet: Callable[[], Coroutine[Any, Any, Connection]], tasks: set[asyncio.Task[Connection]]
-) -> Connection:
+async def _race(greet: Callable[[], Coroutine[Any, Any, Connection]], background: Background) -> Connection:
     pending: set[asyncio.Task[Connection]] = set()
     problem: BaseException | None = None
     for number in range(MAX_CONNECTIONS):
-        task = asyncio.create_task(greet())
-        tasks.add(task)
-        pending.add(task)
+        pending.add(background.start(greet()))
         last = number == MAX_CONNECTIONS - 1
         done, pending = await asyncio.wait(
             pending, timeout=None if last else NEXT_CONNECTION, return_when=asyncio.FIRST_COMPLETED

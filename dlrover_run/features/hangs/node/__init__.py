@@ -21,6 +21,7 @@ from dlrover_run.workers.round import WorkerRound
 from dlrover_run.workers.specs import Worker
 
 if TYPE_CHECKING:
+    from dlrover_run.features.hangs.collectives.recorder_files import RecorderFiles
     from dlrover_run.features.hangs.node.round_watch import RoundWatch
     from dlrover_run.features.hangs.node.watch_health import WatchHealth
     from dlrover_run.features.hangs.search.outside import LearnedPauses
@@ -36,6 +37,7 @@ class Hangs(WorkersFeature):
         self._health: WatchHealth | None = None
         self._pauses: LearnedPauses | None = None
         self._ras = RasAddress(os.environ)
+        self._recorder: RecorderFiles | None = None
 
     def follow(self, assignment: Assignment, shutting_down: bool) -> None:
         if self._watch is not None:
@@ -49,7 +51,19 @@ class Hangs(WorkersFeature):
         return replace(activity, watch_problem=problem) if problem else activity
 
     def environment(self, key: RoundKey, local_rank: int) -> Mapping[str, str]:
-        return self._ras.variables
+        return {**self._ras.variables, **self._recorder_variables()}
+
+    def _recorder_variables(self) -> Mapping[str, str]:
+        """Those of torch's flight recorder, where the user wants evidence and has a directory for it: a dump prints
+        lines on the console, and those that torch makes by itself come into the same directory."""
+        run_dir = self._services.run_dir
+        if self._settings.action == "report" or not run_dir.keep or run_dir.path is None:
+            return {}
+        if self._recorder is None:
+            from dlrover_run.features.hangs.collectives.recorder_files import RecorderFiles
+
+            self._recorder = RecorderFiles(os.environ, run_dir.path)
+        return self._recorder.variables
 
     def round_runs(self, workers: WorkerRound) -> None:
         # Its imports take milliseconds, for which the start of the workers has not waited.
@@ -62,7 +76,9 @@ class Hangs(WorkersFeature):
             action = self._settings.action
             self._health = WatchHealth(action, services.console, services.events, services.wake)
             self._pauses = LearnedPauses()
-        self._watch = watch_round(workers, self._settings, services, self._health, self._pauses, self._ras.address)
+        self._watch = watch_round(
+            workers, self._settings, services, self._health, self._pauses, self._ras.address, self._recorder
+        )
 
     def round_ends(self) -> None:
         if self._watch is not None:

@@ -8,6 +8,7 @@ from dlrover_run.agent.framework import AgentServices
 from dlrover_run.coordination.records.assignment import Assignment
 from dlrover_run.coordination.records.report import NodeReport
 from dlrover_run.features.hangs.collectives.evidence import CollectiveReader
+from dlrover_run.features.hangs.collectives.recorder_files import RecorderFiles
 from dlrover_run.features.hangs.node.diagnosis import CoordinatedDiagnosis, Diagnosis, LocalDiagnosis
 from dlrover_run.features.hangs.node.round_stragglers import RoundStragglers
 from dlrover_run.features.hangs.node.stall_response import StallResponse
@@ -32,9 +33,10 @@ def watch_round(
     health: WatchHealth,
     pauses: LearnedPauses,
     ras_address: str | None = None,
+    recorder: RecorderFiles | None = None,
 ) -> RoundWatch | None:
     """Watch the workers of a round, until `close`; None where they cannot be watched. NCCL answers for them at
-    `ras_address`. `features.hangs.node` calls it once they run."""
+    `ras_address`, and torch by the files of `recorder`. `features.hangs.node` calls it once they run."""
     running, ranks = workers.group.running, workers.ranks
     if workers.group.ended or (ranks.nodes > 1 and not services.job.rendezvous.coordinated):
         # Static nodes do not communicate, and the rank that one of them names could be wrong.
@@ -47,7 +49,12 @@ def watch_round(
         return {rank: activity.progress for rank, activity in known if activity is not None}
 
     detectors = RoundDetectors(settings.timeout, elsewhere=ranks.nodes > 1, earlier=pauses.rhythm)
-    response = StallResponse(workers, settings.action, services)
+
+    def pids() -> dict[int, int]:
+        return {worker.spec.rank: worker.pid for worker in workers.group.running}
+
+    collectives = CollectiveReader(pids, ranks, ras_address, services.events, recorder)
+    response = StallResponse(workers, settings.action, services, lambda: collectives.latest)
     diagnosis: Diagnosis
     if ranks.nodes > 1:
         diagnosis = CoordinatedDiagnosis(
@@ -56,11 +63,6 @@ def watch_round(
     else:
         diagnosis = LocalDiagnosis(detectors, response.on_stall, response.on_resume, pauses)
     stragglers = RoundStragglers(workers, services.events, services.wake, progress) if ranks.world_size > 1 else None
-
-    def pids() -> dict[int, int]:
-        return {worker.spec.rank: worker.pid for worker in workers.group.running}
-
-    collectives = CollectiveReader(pids, ranks, ras_address, services.events)
     sources = Sources(
         Sampler({worker.spec.rank: worker.pid for worker in running}, ranks.store_port),
         RoundStacks(pids, health.note_denied),

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from dlrover_run.agent.framework import AgentServices
 from dlrover_run.coordination.records.activity import WAITS
 from dlrover_run.events.records import WorkerResumed, WorkerStalled
+from dlrover_run.features.hangs.collectives.evidence import Evidence
+from dlrover_run.features.hangs.node.kept_evidence import keep_evidence
 from dlrover_run.features.hangs.node.stall_report import StallReport, show_stacks
 from dlrover_run.features.hangs.search.detector import Resumed
 from dlrover_run.features.hangs.settings import StallAction
@@ -13,12 +17,20 @@ from dlrover_run.workers.round import WorkerRound
 
 
 class StallResponse:
-    """The response to the stalls of one round. Each action includes those before it: report, dump, restart."""
+    """The response to the stalls of one round. Each action includes those before it: report, dump, restart. `evidence`
+    returns what was read last of the collectives."""
 
-    def __init__(self, workers: WorkerRound, action: StallAction, services: AgentServices) -> None:
+    def __init__(
+        self,
+        workers: WorkerRound,
+        action: StallAction,
+        services: AgentServices,
+        evidence: Callable[[], Evidence] = Evidence,
+    ) -> None:
         self._workers = workers
         self._action = action
         self._services = services
+        self._evidence = evidence
 
     def on_stall(self, report: StallReport) -> None:
         """Report a stall, and carry out the action. Workers that are being stopped have their own timeout."""
@@ -55,8 +67,19 @@ class StallResponse:
         self._services.console.info(report.line)
         if self._action in ("dump", "restart"):
             show_stacks(report, f"round {ranks.round}", self._services.run_dir, self._services.console)
+            self._keep_evidence(ranks.round)
         if self._action == "restart":
             self._restart(report)
+
+    def _keep_evidence(self, round_number: int) -> None:
+        """Keep what NCCL and torch have said of the collectives."""
+        try:
+            folder = keep_evidence(self._evidence(), round_number, self._services.run_dir)
+        except OSError as error:
+            self._services.console.info(f"what NCCL has reported cannot be kept ({error.strerror or error})")
+        else:
+            if folder is not None:
+                self._services.console.info(f"where each rank is in its collectives: {folder}")
 
     def _restart(self, report: StallReport) -> None:
         """Kill the workers of this node that end the round. One that the evidence does not name is killed only because
