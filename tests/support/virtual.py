@@ -14,7 +14,7 @@ from typing import Any, ClassVar, TypeVar
 import msgspec
 
 from dlrover_run.coordination.coordinator import Coordinator
-from dlrover_run.coordination.records.plan import OVER, Plan
+from dlrover_run.coordination.records.plan import OVER, Plan, PlanPhase
 from dlrover_run.coordination.records.report import NodePhase, NodeReport
 from dlrover_run.coordination.records.requests import Action, OperatorRequest
 from dlrover_run.coordination.records.round import NodeKey
@@ -132,6 +132,7 @@ COMMON_EVENTS: dict[str, Event] = {
     "back": lambda job, names: job.come_back(*names),
     "leaving": lambda job, names: [job.report_leaving(name, NodePhase.LEAVING) for name in names],
     "left": lambda job, names: [job.report_leaving(name, NodePhase.LEFT) for name in names],
+    "away": lambda job, names: job.away.update(names),
     "deaf": lambda job, names: job.deaf.update(names),
     "wait": lambda job, seconds: job.wait(float(seconds[0])),
     "stall": lambda job, seconds: job.stall(float(seconds[0])),
@@ -158,3 +159,12 @@ def play(job: Job, script: str) -> Job:
         else:
             assert job.FACTS[verb](job) == words, f"{step!r} does not hold"
     return job
+
+
+def texts(job: VirtualJob) -> str:
+    """Return what people read of a job, for a golden file: the reason of each plan that was stored, what a node without
+    work waits for while others are missing, and the lines that the coordinator logs."""
+    reasons = list(dict.fromkeys(plan.reason for plan in job.stored))
+    if job.plan.phase is PlanPhase.GATHERING:
+        reasons.append(f"waiting: {job.coordinator.waiting(job.now).text}")
+    return "\n".join([*reasons, *(f"log: {line}" for line in job.lines)])

@@ -10,6 +10,7 @@ from dlrover_run.coordination.coordinator import Coordinator
 from dlrover_run.coordination.records.report import NodeReport
 from dlrover_run.coordination.records.requests import Action
 from dlrover_run.coordination.records.rules import JobRules
+from dlrover_run.words.reasons import codes
 from support.policy_parts import cluster_of, tasks_of
 from support.virtual import COMMON_EVENTS, COMMON_FACTS, VirtualJob
 from tf_ps_runner.cluster.engine import ClusterEngine
@@ -63,6 +64,10 @@ class ServersJob(VirtualJob):
     def ids(self, role: Role) -> list[str]:
         tasks = sorted((task for task in self.cluster.tasks if task.role is role), key=lambda task: task.rank)
         return [str(task.key) for task in tasks]
+
+    def memory(self, role: Role) -> list[str]:
+        tasks = sorted((task for task in self.cluster.tasks if task.role is role), key=lambda task: task.rank)
+        return [str(task.memory_mib) for task in tasks]
 
     def hosts(self, role: Role) -> list[str]:
         tasks = sorted((task for task in self.cluster.tasks if task.role is role), key=lambda task: task.rank)
@@ -196,9 +201,15 @@ EVENTS: dict[str, Callable[[ServersJob, list[str]], object]] = {
     **COMMON_EVENTS,
     "come": lambda job, words: job.come(words[0], **_numbers(words[1:])),
     "obey": lambda job, _: job.obey(),
-    "train": lambda job, _: job.train(),
+    "train": lambda job, words: job.train(**_numbers(words)),
     "ready": lambda job, tasks: job.ready(*tasks),
     "end": lambda job, tasks: job.end(*tasks),
+    "step": lambda job, words: job.report_task(words[0], TaskStage.READY, **_numbers(words[1:])),
+    "saved": lambda job, words: job.report_task(
+        words[0], TaskStage.ENDED, step=int(words[1]), saved=int(words[1]), end=LEFT
+    ),
+    "oom": lambda job, tasks: job.end(*tasks, how=OUT_OF_MEMORY),
+    "oom_together": lambda job, tasks: job.end_together(*tasks, how=OUT_OF_MEMORY),
     "end_together": lambda job, tasks: job.end_together(*tasks),
     "silent": lambda job, tasks: job.end(*tasks, how=SILENT),
     "reshaped": lambda job, tasks: job.end(*tasks, how=LEFT),
@@ -206,18 +217,27 @@ EVENTS: dict[str, Callable[[ServersJob, list[str]], object]] = {
     "scale": lambda job, words: job.scale(**_numbers(words)),
     "successor": lambda job, _: job.succeed_coordinator(),
 }
-"""The events of a script, with the names of nodes or tasks, a time, or numbers of tasks."""
+"""The events of a script, with the names of nodes or tasks, a time, or numbers of tasks. A task that has
+`saved` left for a change at that step."""
 
 FACTS: dict[str, Callable[[ServersJob], list[str]]] = {
     **COMMON_FACTS,
+    "because": lambda job: [code.removeprefix("parameter_servers.") for code in codes(job.plan.reasons)],
     "stage": lambda job: [job.stage.value],
+    "outcome": lambda job: [] if job.cluster.outcome is None else [job.cluster.outcome.cause.value],
     "next": lambda job: [str(task.key) for task in job.cluster.next_servers],
     "next_on": lambda job: [task.host for task in job.cluster.next_servers],
     "failures": lambda job: [f"{role.value}={number}" for role in Role if (number := job.spent(role).failures)],
+    "memory_restarts": lambda job: [
+        f"{role.value}={number}" for role in Role if (number := job.spent(role).memory_restarts)
+    ],
+    "open": lambda job: [name for name in job.present if (order := job.order_if_any(name)) is not None and order.open],
     **{role.value: lambda job, role=role: job.ids(role) for role in Role},  # type: ignore[misc]
+    **{f"{role.value}_memory": lambda job, role=role: job.memory(role) for role in Role},  # type: ignore[misc]
     **{f"{role.value}_on": lambda job, role=role: job.hosts(role) for role in Role},  # type: ignore[misc]
 }
-"""The facts that a script may check. A role has its tasks by rank, and the nodes that they are on."""
+"""The facts that a script may check. A role has its tasks by rank, the nodes that they are on, and the MiB of
+each. The gate is `open` on those nodes."""
 
 
 ServersJob.EVENTS, ServersJob.FACTS = EVENTS, FACTS

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.golden import assert_screens
 from support.node_truth import Truth
 from support.policy_parts import check_part, check_report, check_state, fold
-from support.virtual import play
+from support.virtual import play, texts
 from support.virtual_torch import TorchJob, rules
 
 from dlrover_run.coordination.records.plan import Plan, PlanPhase
@@ -27,7 +30,7 @@ from dlrover_run.features.node_check.decision.model import (
     NodeHealth,
 )
 from dlrover_run.features.node_check.decision.round import CHECK_MARGIN, check_status
-from dlrover_run.features.node_check.decision.steps import MAX_REMEMBERED, WITHOUT_CHECK
+from dlrover_run.features.node_check.decision.steps import MAX_REMEMBERED
 from dlrover_run.features.node_check.rules import CHECK_ALWAYS, CHECK_NEVER, CHECK_ONCE
 from dlrover_run.features.node_check.text import NodeCheckCode
 from dlrover_run.transport.messages import InvalidMessage, Report, decode_from_node, encode
@@ -42,11 +45,6 @@ def checked_job(least: int, most: int, truth: Truth | None = None, **changes: ob
 
 def health(job: TorchJob) -> dict[str, HealthStatus]:
     return {node_health.node_id: node_health.status for node_health in check_state(job.plan).health}
-
-
-def dismissed(job: TorchJob) -> list[str]:
-    """Return the nodes that the reasons of the plan name as dismissed."""
-    return [str(one.params["host"]) for one in job.plan.reasons if NodeCheckCode.DISMISSED.within([one])]
 
 
 def node_health(job: TorchJob, name: str) -> NodeHealth:
@@ -81,7 +79,38 @@ SCENARIOS = {
         once(1, 1, pend_timeout=100.0), CRASHES,
         "come b; dismissed b; wait 99; phase gathering; wait 2; phase failed; dismissed b",
     ),
+    "a single node is checked alone": (once(1, 1), Truth(), "come a; round 1 a; checks 1; named"),
+    "a single node that fails is dismissed, and its job is over": (
+        once(1, 1), CRASHES, "come b; dismissed b; gone b; phase failed; because health.dismissed no_node_left",
+    ),
+    "a node at fault leaves and the others train": (
+        once(3, 4), CRASHES,
+        "come a b c d; round 1 a c d; named b=fault; dismissed b; because health.dismissed nodes_left",
+    ),
+    "healthy nodes wait for a replacement and name the dismissed node": (
+        once(2, 2, pend_timeout=100.0), WRONG,
+        "come a b; phase gathering; gone b; because health.dismissed; wait 99; phase gathering; come c; round 1 a c;"
+        "named b=fault",
+    ),
+    "without a replacement the job fails with a reason": (
+        once(2, 2, pend_timeout=100.0), WRONG,
+        "come a b; gone b; wait 101; phase failed; because health.dismissed too_few_nodes",
+    ),
+    "a straggler trains": (
+        once(3, 4), Truth(slowness=SLOW), "come a b c d; round 1 a b c d; named d=straggler; dismissed",
+    ),
+    "a straggler leaves where it is to be excluded": (
+        once(3, 4, exclude_stragglers=1), Truth(slowness=SLOW),
+        "come a b c d; round 1 a b c; named d=straggler; dismissed d",
+    ),
+    "no node is blamed for a bad link": (
+        once(4, 4), Truth(bad={frozenset({"a.net", "b.net"})}), "come a b c d; round 1 a b c d; named",
+    ),
+    "two nodes that do not reach each other train": (once(2, 2), Truth(cut={"b.net"}), "come a b; round 1 a b; named"),
     # Its rounds.
+    "it waits for nodes that have not computed": (
+        once(2, 2), Truth(), "mute b; come a b; phase gathering; check",
+    ),
     "a node whose connection breaks for a moment still counts": (
         once(2, 3, lost_after=5.0), CUT,
         "mute d; come a b; come_computed d; lose d; wait 2; check runs; unmute d; back d; round 1 a b; named d=fault",
@@ -143,6 +172,13 @@ SCENARIOS = {
         once(2, 3), Truth(slowness=SLOW), "come a b; wait 31; mute d; come d; succeed a b; phase finished; check",
     ),
     # Nodes that were started without the flag.
+    "a node without the flag trains unchecked": (
+        once(3, 4), Truth(), "come a; come_unchecked c; come b d; round 1 a b c d; named c=unchecked",
+    ),
+    "it is reported once though each round is checked": (
+        once(3, 3, check=CHECK_ALWAYS), Truth(),
+        "come a b; come_unchecked c; fail a; round 2 a b c; checks 2; named c=unchecked",
+    ),
     "no node is checked where none can be": (once(2, 2), Truth(), "come_unchecked a b; round 1 a b; checks 0"),
     "an unchecked node that comes later takes part in the next round": (
         once(2, 3), Truth(), "come a b; wait 31; come_unchecked c; round 2 a b c; checks 1; named c=unchecked",
@@ -169,6 +205,14 @@ SCENARIOS = {
 @pytest.mark.parametrize(("job_rules", "truth", "script"), SCENARIOS.values(), ids=SCENARIOS)
 def test_what_follows_from_a_check(job_rules: JobRules, truth: Truth, script: str) -> None:
     play(TorchJob(job_rules, truth=truth), script)
+
+
+def test_what_people_read() -> None:
+    screens = {
+        title: texts(play(TorchJob(job_rules, truth=truth), script))
+        for title, (job_rules, truth, script) in SCENARIOS.items()
+    }
+    assert_screens(Path(__file__).with_name("checking.txt"), screens)
 
 
 def test_a_lost_node_is_not_waited_for() -> None:
@@ -202,17 +246,6 @@ class TestBegin:
         assert job.plan.reasons == (Code.NODES_HERE(number=4),)
         assert [node_health(job, name).gigabytes for name in "abcd"] == [10.0] * 4
 
-    def test_it_waits_for_nodes_that_have_not_computed(self) -> None:
-        job = checked_job(2, 2)
-        job.mute = {"b"}
-        job.come("a", "b")
-        assert job.plan.phase is PlanPhase.GATHERING
-        assert check_state(job.plan).check is None
-        assert job.waiting.text == "node check: 1 of 2 nodes have computed; missing: b"
-        job.mute.clear()
-        job.report("b", compute_result=job.truth.compute("b.net"))
-        assert trains(job, "a", "b")
-
     def test_a_node_that_never_computes_gets_a_second_task_and_is_then_at_fault(self) -> None:
         job = checked_job(2, 3)
         job.mute = {"c"}
@@ -229,27 +262,6 @@ class TestBegin:
         assert "did not answer for 55 s" in node_health(job, "c").reason
         assert trains(job, "a", "b")
 
-    def test_a_single_node_is_checked_alone(self) -> None:
-        job = checked_job(1, 1)
-        job.come("a")
-        assert trains(job, "a")
-        assert health(job) == {"a": HealthStatus.PASSED}
-        assert job.lines == [
-            "Round 0: The node elapsed time are {0: 0.2}",
-            "Round 0: The node status are {0: True}.",
-            "Fault nodes are: [] and stragglers are: [].",
-        ]
-
-    def test_a_single_node_that_fails_is_dismissed_and_its_job_is_over(self) -> None:
-        job = checked_job(1, 1, Truth(crashing={"a.net"}))
-        job.come("a")
-        assert node_health(job, "a").dismissed
-        assert job.assignment("a").ranks is None
-        job.leave("a")
-        assert job.plan.phase is PlanPhase.FAILED
-        assert dismissed(job) == ["a"]
-        assert "killed by SIGKILL" in str(job.plan.reasons[0].params["why"])
-
     def test_a_task_names_the_ends_of_each_link_and_is_the_same_for_both(self) -> None:
         job = checked_job(3, 3)
         job.deaf = {"a", "b", "c"}
@@ -264,60 +276,6 @@ class TestBegin:
 
 
 class TestResultsOfTheCheck:
-    def test_a_fault_leaves_and_the_others_train(self) -> None:
-        job = checked_job(3, 4, Truth(crashing={"b.net"}))
-        job.come("a", "b", "c", "d")
-        assert trains(job, "a", "c", "d")
-        assert node_health(job, "b").dismissed
-        assert job.assignment("b").ranks is None
-        assert dismissed(job) == ["b"]
-        assert job.plan.reasons[-1] == Code.NODES_LEFT(number=3)
-        assert "Fault nodes are: [1] and stragglers are: []." in job.lines
-
-    def test_healthy_nodes_wait_for_a_replacement_and_name_the_dismissed_node(self) -> None:
-        job = checked_job(2, 2, Truth(wrong={"b.net"}), pend_timeout=100.0)
-        job.come("a", "b")
-        assert job.plan.phase is PlanPhase.GATHERING
-        job.leave("b")
-        assert job.waiting.text.endswith("; 1 node of 2 is here: a")
-        assert dismissed(job) == ["b"]
-        job.wait(99)
-        assert job.plan.phase is PlanPhase.GATHERING
-        job.come("c")
-        assert trains(job, "a", "c")
-        assert health(job) == {"a": HealthStatus.PASSED, "b": HealthStatus.FAULT, "c": HealthStatus.PASSED}
-
-    def test_without_a_replacement_the_job_fails_with_a_reason(self) -> None:
-        job = checked_job(2, 2, Truth(wrong={"b.net"}), pend_timeout=100.0)
-        job.come("a", "b")
-        job.leave("b")
-        job.wait(101)
-        assert job.plan.phase is PlanPhase.FAILED
-        assert dismissed(job) == ["b"]
-        assert Code.TOO_FEW_NODES.within(job.plan.reasons)
-
-    @pytest.mark.parametrize("exclude", [0, 1])
-    def test_a_straggler_leaves_only_when_it_is_to_be_excluded(self, exclude: int) -> None:
-        job = checked_job(3, 4, Truth(slowness={"b.net": 4.0}), exclude_stragglers=exclude)
-        job.come("a", "b", "c", "d")
-        assert node_health(job, "b").status is HealthStatus.STRAGGLER
-        assert node_health(job, "b").dismissed is bool(exclude)
-        assert job.ranks == (["a", "c", "d"] if exclude else ["a", "b", "c", "d"])
-        assert any("b is a straggler" in line for line in job.lines) is not bool(exclude)
-        assert "Fault nodes are: [] and stragglers are: [1]." in job.lines
-
-    def test_a_bad_link_is_reported_and_no_node_is_blamed(self) -> None:
-        job = checked_job(4, 4, Truth(bad={frozenset({"a.net", "b.net"})}))
-        job.come("a", "b", "c", "d")
-        assert trains(job, "a", "b", "c", "d")
-        assert len([line for line in job.lines if "link between a and b does not work" in line]) == 1
-
-    def test_two_nodes_that_do_not_reach_each_other_train_and_it_is_reported(self) -> None:
-        job = checked_job(2, 2, Truth(cut={"b.net"}))
-        job.come("a", "b")
-        assert trains(job, "a", "b")
-        assert any("which of them is at fault cannot be decided" in line for line in job.lines)
-
     def test_rank_0_receives_all(self) -> None:
         job = checked_job(4, 4, measure_links=1)
         job.come("a", "b", "c", "d")
@@ -551,17 +509,6 @@ class TestCheckAlways:
 class TestUnchecked:
     """Nodes that were started without the flag, in a job with a node check."""
 
-    def test_a_node_without_the_flag_trains_unchecked(self) -> None:
-        job = checked_job(3, 4)
-        job.mute = {"c"}
-        job.come("a")
-        job.come("c", check_port=0)
-        job.come("b", "d")
-        assert trains(job, "a", "b", "c", "d")
-        assert health(job) == {**dict.fromkeys("abd", HealthStatus.PASSED), "c": HealthStatus.UNCHECKED}
-        assert node_health(job, "c").reason == WITHOUT_CHECK
-        assert job.lines.count(f"warning: c was not checked: {WITHOUT_CHECK}") == 1
-
     def test_no_node_links_with_it(self) -> None:
         job = checked_job(3, 4)
         job.deaf = {"a", "b"}
@@ -576,16 +523,6 @@ class TestUnchecked:
         job.deaf.clear()
         job.settle()
         assert trains(job, "a", "b", "c")
-
-    def test_it_is_reported_once_though_each_round_is_checked(self) -> None:
-        job = checked_job(3, 3, check=CHECK_ALWAYS)
-        job.mute = {"c"}
-        job.come("a", "b")
-        job.come("c", check_port=0)
-        job.fail("a")
-        assert (job.plan.key.number, check_state(job.plan).check_count) == (2, 2)
-        assert trains(job, "a", "b", "c")
-        assert job.lines.count(f"warning: c was not checked: {WITHOUT_CHECK}") == 1
 
 
 class TestDismissed:
