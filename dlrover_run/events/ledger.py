@@ -23,6 +23,7 @@ from dlrover_run.events.records import (
     CheckpointRestored,
     CheckpointSeen,
     CheckStarted,
+    DevicesFreed,
     Event,
     JobEnded,
     LogGap,
@@ -207,6 +208,9 @@ class _Account:
             case RoundClosed():
                 self._break()
                 self._enter(self.places, TimePhase.RESTART)
+            case DevicesFreed(since=since):
+                self._enter(self._idle(), TimePhase.DEVICE, since)
+                self._enter(self._idle(), TimePhase.RESTART)
             case WorkerStarted():
                 self._start(event)
             case WorkerReady(local_rank=local_rank, stage=stage, since=since) if stage in self._ready_phases:

@@ -14,6 +14,7 @@ import msgspec
 from dlrover_run.coordination.records.activity import PhaseTimes
 from dlrover_run.events.records import (
     CheckpointSeen,
+    DeviceErrorSeen,
     Event,
     Events,
     LogOpened,
@@ -40,7 +41,7 @@ MAX_EVENTS = 2000
 """Events that are kept: with more, rounds and stalls that are over are added up and forgotten."""
 
 
-NO_PHASE = (WorkerProgress, WorkerResources, StragglerFound, StragglerGone, ScaleCommandEnded)
+NO_PHASE = (DeviceErrorSeen, WorkerProgress, WorkerResources, StragglerFound, StragglerGone, ScaleCommandEnded)
 """Events that begin no phase."""
 
 

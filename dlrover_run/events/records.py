@@ -265,6 +265,15 @@ class DeviceErrorSeen(Event, frozen=True, kw_only=True, tag="dlrover.device.erro
     kind: str
 
 
+class DevicesFreed(Event, frozen=True, kw_only=True, tag="dlrover.device.freed"):
+    """Since `since`, as `mono`, the next round has waited for the end of that number of `processes`, which the last one
+    had left behind with a device. `left` of them could not be ended."""
+
+    since: float
+    processes: int
+    left: int = 0
+
+
 class CheckpointSeen(Event, frozen=True, kw_only=True, tag="dlrover.checkpoint.seen"):
     """A checkpoint is complete: work before it is not lost with the workers."""
 

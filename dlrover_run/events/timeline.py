@@ -16,8 +16,9 @@ class TimePhase(enum.StrEnum):
     nodes or for its coordinator. CHECK: the node check. IMPORT: a worker runs, and has not reached its store, or,
     where the log does not show that, its first step. INIT: it has reached its store, and its first step is not done.
     TRAIN: it works. STALLED: it makes no progress. LOST: it worked, and the result was lost, as the last checkpoint is
-    older. RESTART: its round has ended, and the worker of the next one does not run yet. STOP: its work is done or has
-    to end. SPARE: the others train, and it waits to step in.
+    older. DEVICE: its round has ended, and a process that it left behind still holds a device. RESTART: its round has
+    ended, and the worker of the next one does not run yet. STOP: its work is done or has to end. SPARE: the others
+    train, and it waits to step in.
     """
 
     START = "start"
@@ -28,6 +29,7 @@ class TimePhase(enum.StrEnum):
     TRAIN = "train"
     STALLED = "stalled"
     LOST = "lost"
+    DEVICE = "device"
     RESTART = "restart"
     STOP = "stop"
     SPARE = "spare"

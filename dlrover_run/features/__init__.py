@@ -107,6 +107,7 @@ FEATURES = (
     Feature("device_errors", node=with_device),
     Feature("checkpoints", flags=True, node=by_settings, columns=True, metrics=True),
     Feature("hooks", flags=True, node=by_settings),
+    Feature("device_memory", node=with_device),
     Feature("operate", node=always, any_engine=True, subcommands=True, web=True),
 )
 """In the order in which a decision asks the observers among them (the engine, which asks the gate, comes after them:

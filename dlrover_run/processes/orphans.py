@@ -6,9 +6,12 @@ An orphan of a running worker is left alone: many services of training scripts d
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from dlrover_run import linux
+from dlrover_run.background import wait_for_event
 from dlrover_run.processes import tree
 
 SESSION_DELAY = 0.1
@@ -54,9 +57,25 @@ class OrphanKiller:
         """End every process below this one that is not spared, and return when they have ended."""
         tree.end_children(self._spared())
 
-    def any_orphan(self, is_meant: Callable[[int], bool]) -> bool:
-        """Whether a process below this one that is not spared is meant, by its pid."""
-        return any(is_meant(one.pid) for one in tree.descendants(self._spared()))
+    def find(self, is_meant: Callable[[tree.ProcessInfo], bool]) -> list[tree.ProcessInfo]:
+        """The processes below this one that are meant, except those that are spared and what is below these."""
+        return [one for one in tree.descendants(self._spared()) if is_meant(one)]
+
+    async def end(self, is_meant: Callable[[tree.ProcessInfo], bool], timeout: float) -> list[int]:
+        """Kill at once what `find` returns, with all below it, again until there is none: it may fork meanwhile.
+        Returns the pids of those that run on, after `timeout` seconds or because this user may not end them."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + timeout
+        refused: set[int] = set()
+        while found := [one for one in self.find(is_meant) if one.pid not in refused]:
+            if loop.time() >= until:
+                return [*refused, *(one.pid for one in found)]
+            refused.update(tree.kill(found, self._spared()))
+            for one in found:
+                if one.pid not in refused:
+                    await _until_ended(one.pid, until - loop.time())
+            self.reap()
+        return list(refused)
 
     def kill_session(self, worker: int) -> None:
         """Kill what is still in the session of one worker that has ended while others run."""
@@ -92,3 +111,22 @@ class OrphanKiller:
 
         pending = asyncio.get_running_loop().call_later(tree.ORPHAN_GRACE, kill)
         self._pending_kills.add(pending)
+
+
+async def _until_ended(pid: int, timeout: float) -> None:
+    """Return when a process that was killed has ended, at most `timeout` seconds later; where the kernel gives no
+    pidfds, sooner."""
+    if not linux.has_pidfd():
+        await asyncio.sleep(tree.LOOK_INTERVAL)
+        return
+    try:
+        fd = linux.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    loop, ended = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(fd, ended.set)
+    try:
+        await wait_for_event(ended, timeout)
+    finally:
+        loop.remove_reader(fd)
+        os.close(fd)

@@ -185,16 +185,15 @@ def start_of(pid: int, after: float = 0.0) -> float | None:
     return (earliest + max(earliest, min(now, now - age + tick))) / 2
 
 
-def kill(processes: Iterable[ProcessInfo], spared: Iterable[int]) -> None:
+def kill(processes: Iterable[ProcessInfo], spared: Iterable[int]) -> list[int]:
     """Kill those of `processes` that still run below this process, and their descendants, except those that clean up
-    after them."""
+    after them. Returns the pids of those that this user may not end."""
     here = descendants(spared)
     # A pid that was reused in the meantime has another start time; a parent may have changed.
     lives = {(process.pid, process.started) for process in processes}
     still = [process for process in here if (process.pid, process.started) in lives]
-    for pid in {process.pid for process in [*still, *_below([process.pid for process in still], here)]}:
-        if not _cleans_up(pid):
-            send_signal(pid, signal.SIGKILL)
+    meant = {process.pid for process in [*still, *_below([process.pid for process in still], here)]}
+    return [pid for pid in meant if not _cleans_up(pid) and not send_signal(pid, signal.SIGKILL)]
 
 
 def send_signal(pid: int, number: int) -> bool:

@@ -39,9 +39,9 @@ class WorkersFeature(NodeFeature):
     `NodeFeature.add_to_report`. `RoundStarter` calls the others. If all workers start anew: `before_cleanup` (not at
     the first round), the end of what was left behind, `before_round`, `round_ends` (not at the first round),
     `environment` of each worker, `round_begins`, the start of the processes, `round_runs`. If some are replaced:
-    `before_round`, the end of those that were stopped, `environment`, `round_ends`, `round_begins`, the start of the
-    others, `round_runs`. At the end of the job: `round_ends`, `NodeFeature.close`. `worker_ended` and `store_reached`
-    may come at any time between.
+    `before_round`, the end of those that were stopped, `before_cleanup`, `environment`, `round_ends`, `round_begins`,
+    the start of the others, `round_runs`. At the end of the job: `round_ends`, `NodeFeature.close`. `worker_ended` and
+    `store_reached` may come at any time between.
 
     `meets_elsewhere`: the workers do not meet at the store of their round. `wait_details` is used by the
     `ProgressReporter`.
@@ -62,8 +62,8 @@ class WorkersFeature(NodeFeature):
         return {}
 
     async def before_cleanup(self) -> None:
-        """What the workers of the last round have left behind is ended next, before `before_round`. It may wait; the
-        start of the next round does too."""
+        """What the workers that have ended left behind is ended next, or, if others go on, has been ended but for what
+        holds something that the new ones need. It may wait; the start of the new ones does too."""
 
     async def before_round(self, ranks: RankAssignment, is_wanted: Callable[[], bool]) -> None:
         """The workers of a round start next, if they still are to start: `is_wanted` says so, also after a wait. Called

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from dlrover_run.agent.framework import AgentServices
 from dlrover_run.coordination.records.assignment import Assignment
 from dlrover_run.coordination.records.round import RankAssignment, RoundKey
-from dlrover_run.devices import holders
 from dlrover_run.workers.feature import WorkersFeature
 from dlrover_run.workers.reporter import EventLog, ProgressReporter
 from dlrover_run.workers.round import WorkerRound
@@ -106,6 +105,8 @@ class RoundStarter:
         for feature in self.features:
             await feature.before_round(ranks, is_wanted)
         await before.stopped()
+        for feature in self.features:
+            await feature.before_cleanup()
         if not is_wanted():
             return
         await before.collect_exit_info(RESTART_DRAIN_TIMEOUT, others_go_on=True)
@@ -211,10 +212,9 @@ class RoundStarter:
 
     def _end_orphans(self) -> None:
         """End what the workers of a round have left behind, and return when it has ended if the next round needs what
-        it may hold: the memory of a device, or, with ranks from flags, the port on which a child of rank 0 may still
-        listen."""
+        it may hold: with ranks from flags, the port on which a child of rank 0 may still listen."""
         orphans = self._services.orphans
-        if self._spec.rendezvous.ranked or (holders.is_present() and orphans.any_orphan(holders.holds_device)):
+        if self._spec.rendezvous.ranked:
             orphans.end_now()
         else:
             orphans.kill_orphans()

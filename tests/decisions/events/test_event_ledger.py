@@ -21,6 +21,7 @@ from dlrover_run.events.records import (
     CheckpointRestored,
     CheckpointSeen,
     CheckStarted,
+    DevicesFreed,
     Event,
     Events,
     JobEnded,
@@ -123,6 +124,12 @@ RUNS: dict[str, tuple[LogOpened, list[Event], dict[str, float]]] = {
         at(10, RoundClosed(round=1, epoch=1, failed=True)), at(11, exited(-15, stopped_with="SIGTERM")),
         at(12, formed(2, failed=1)), at(13, started(number=2)), at(13, AgentEnded(exit_code=0, reason="success")),
     ], {"train": 4.0, "lost": 6.0, "restart": 3.0}),
+    "the time in which a loader of the last round still holds a device is not that of the restart": (opened(), [
+        at(0, formed(1)), at(0, started()), at(0, ready("step")), at(10, exited(1)),
+        at(10, RoundClosed(round=1, epoch=1, failed=True)), at(11, formed(2, failed=0)),
+        at(15, DevicesFreed(since=112.0, processes=3)), at(16, started(number=2)),
+        at(16, AgentEnded(exit_code=0, reason="success")),
+    ], {"train": 10.0, "restart": 3.0, "device": 3.0}),
     "a worker that keeps its process has lost nothing": (opened(), [
         at(0, formed(1)), at(0, started()), at(0, ready("step")), at(4, CheckpointSeen()),
         at(10, RoundClosed(round=1, epoch=1, failed=True)), at(10, formed(2, failed=1)),
