@@ -9,6 +9,7 @@ from dlrover_run.coordination.records.assignment import Assignment
 from dlrover_run.coordination.records.report import NodeReport
 from dlrover_run.features.hangs.collectives.evidence import CollectiveReader
 from dlrover_run.features.hangs.collectives.recorder_files import RecorderFiles
+from dlrover_run.features.hangs.node.device_use import DeviceUseReader
 from dlrover_run.features.hangs.node.diagnosis import CoordinatedDiagnosis, Diagnosis, LocalDiagnosis
 from dlrover_run.features.hangs.node.round_stragglers import RoundStragglers
 from dlrover_run.features.hangs.node.stall_response import StallResponse
@@ -54,6 +55,7 @@ def watch_round(
         return {worker.spec.rank: worker.pid for worker in workers.group.running}
 
     collectives = CollectiveReader(pids, ranks, ras_address, services.events, recorder)
+    devices = DeviceUseReader()
     response = StallResponse(workers, settings.action, services, lambda: collectives.latest)
     diagnosis: Diagnosis
     if ranks.nodes > 1:
@@ -69,6 +71,7 @@ def watch_round(
         lambda: {rank: done.steps for rank, done in progress().items()},
         waits=lambda: {rank: read_wait(pid) for rank, pid in pids().items()},
         positions=collectives.read,
+        devices=lambda: devices.read(pids()),
     )
     on_sample = None if stragglers is None else stragglers.observe
     stall_watch = StallWatch(detectors, sources, diagnosis, pauses, on_sample, health)

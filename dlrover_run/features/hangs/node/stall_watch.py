@@ -19,7 +19,7 @@ from dlrover_run.features.hangs.node.watch_health import RETRY_INTERVAL, WatchHe
 from dlrover_run.features.hangs.search.detector import AskStacks, Decision, Resumed, StallCode, Stalled
 from dlrover_run.features.hangs.search.outside import LearnedPauses
 from dlrover_run.features.hangs.search.spin import PROBES, moves
-from dlrover_run.features.hangs.search.suspects import Suspect, describe_worker, hold_unproven
+from dlrover_run.features.hangs.search.suspects import DeviceUse, Suspect, describe_worker, hold_unproven
 from dlrover_run.observe.records import Evidence
 from dlrover_run.observe.sample import AdaptiveSampler, Sampling
 from dlrover_run.stacks.stack import Stack
@@ -63,16 +63,21 @@ async def _no_positions() -> Mapping[int, tuple[Position, ...]]:
     return {}
 
 
+async def _no_devices() -> Mapping[int, DeviceUse]:
+    return {}
+
+
 class Sources(NamedTuple):
     """What the watch reads of the workers: samples, stacks once a sample leaves a doubt, the steps that they have
-    reported, by rank, and once none makes progress what their main threads wait for, and where each worker is in its
-    collectives."""
+    reported, by rank, and once none makes progress what their main threads wait for, where each worker is in its
+    collectives, and how much it uses its device."""
 
     sampling: Sampling
     stacks: Stacks
     steps: Callable[[], Mapping[int, int]] = dict
     waits: Callable[[], Mapping[int, Wait]] = dict
     positions: Callable[[], Awaitable[Mapping[int, tuple[Position, ...]]]] = _no_positions
+    devices: Callable[[], Awaitable[Mapping[int, DeviceUse]]] = _no_devices
 
 
 class StallDetector(Protocol):
@@ -229,7 +234,10 @@ class StallWatch:
             suspects.append(replace(suspect, alone=alone, counts=counts, moved=moved))
         # While others train, NCCL would have all of them answer.
         positions = {} if partly else await self._sources.positions()
-        suspects = [replace(one, positions=positions.get(one.rank, ())) for one in suspects]
+        devices = await self._sources.devices()
+        suspects = [
+            replace(one, positions=positions.get(one.rank, ()), device=devices.get(one.rank)) for one in suspects
+        ]
         suspects = [replace(one, outside=one.outside and may_be_outside) for one in hold_unproven(suspects)]
         suspects += [Suspect(rank, ended=True) for rank in self._ended]
         trains = bool(steps) or timeout is not None

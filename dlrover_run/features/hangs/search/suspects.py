@@ -52,12 +52,11 @@ class Place(enum.StrEnum):
 
 class DeviceUse(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """How much a worker uses its device, as its driver says: in percent of the last second or so, by the process alone
-    and by all of them; `watts` of at most `max_watts`. None is unknown."""
+    and by all of them, and the power of the device in watts. None is unknown."""
 
     own: Percent | None = None
     whole: Percent | None = None
     watts: Count | None = None
-    max_watts: Count | None = None
 
 
 class Suspect(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

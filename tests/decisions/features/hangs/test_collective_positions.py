@@ -207,7 +207,7 @@ def test_ranks_with_a_step_are_a_short_text() -> None:
 
 def test_a_suspect_with_positions_travels() -> None:
     position = Position("g" * 64, Source.RAS, "all_reduce", 2**40, 2**40, members="0-511", size=512, furthest=2**41)
-    suspect = Suspect(1, positions=(position,) * MAX_POSITIONS, device=DeviceUse(99, 100, 127, 700))
+    suspect = Suspect(1, positions=(position,) * MAX_POSITIONS, device=DeviceUse(99, 100, 127))
     encoded = msgspec.json.encode(suspect)
     assert msgspec.json.decode(encoded, type=Suspect) == suspect
     # 256 of them on one node are a report of less than 400 KB.

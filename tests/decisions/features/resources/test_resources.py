@@ -25,12 +25,13 @@ from dlrover_run.coordination.records.resource_use import (
     TaskUse,
     rounded,
 )
+from dlrover_run.devices.use import read_devices, used_by
 from dlrover_run.events.records import Event, Events, WorkerExited, WorkerKept, WorkerResources, WorkerStarted
 from dlrover_run.events.stream import EventStream
 from dlrover_run.features.operate.display.text import render_status
 from dlrover_run.features.operate.web.metrics import JobFigures, render_metrics
 from dlrover_run.features.resources import devices, monitor, processes
-from dlrover_run.features.resources.devices import DeviceReader, read_devices, used_by, visible_indices
+from dlrover_run.features.resources.devices import DeviceReader, visible_indices
 from dlrover_run.features.resources.monitor import LOG_INTERVAL, SAMPLE_INTERVAL, ResourceMonitor
 from dlrover_run.features.resources.processes import ProcessUse, WorkerMeter
 from dlrover_run.job_status.status import (

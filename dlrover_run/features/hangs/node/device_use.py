@@ -1,0 +1,85 @@
+"""Reads how much the workers of this node use their devices, once they make no progress."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import Mapping, Sequence
+
+from dlrover_run.devices import holders
+from dlrover_run.devices.count import Nvml, NvmlUnavailable, open_nvml
+from dlrover_run.devices.use import Device, read_devices, used_by
+from dlrover_run.features.hangs.search.suspects import DeviceUse
+from dlrover_run.processes import signals
+
+DEVICE_TIMEOUT = 2.0
+"""Seconds for NVML. A driver that is stuck does not answer, which is no reason to report a hang later."""
+
+RECENT = 2.0
+"""Seconds of which the driver's samples count. A worker that computed before it hung has samples of that time too."""
+
+
+class DeviceUseReader:
+    """One thread at a time reads; after a reading that was late none begins until it has ended. `nvml` None: import it
+    in the thread."""
+
+    def __init__(self, nvml: Nvml = None) -> None:
+        self._nvml = nvml
+        self._thread: threading.Thread | None = None
+
+    async def read(self, pids: Mapping[int, int]) -> dict[int, DeviceUse]:
+        """The use of the devices by each of these processes, by rank, of those that the driver names. It returns at
+        once on a machine without devices."""
+        busy = self._thread is not None and self._thread.is_alive()
+        if busy or not holders.is_present() or not any(map(holders.holds_device, pids.values())):
+            return {}
+        loop = asyncio.get_running_loop()
+        found: asyncio.Future[Sequence[Device]] = loop.create_future()
+
+        def note(devices: Sequence[Device]) -> None:
+            if not found.done():
+                found.set_result(devices)
+
+        def work() -> None:
+            devices = _read(self._nvml)
+            with contextlib.suppress(RuntimeError):  # The loop has ended.
+                loop.call_soon_threadsafe(note, devices)
+
+        with signals.blocked_in_new_threads():
+            self._thread = threading.Thread(target=work, name="use of devices", daemon=True)
+            self._thread.start()
+        await asyncio.wait([found], timeout=DEVICE_TIMEOUT)
+        devices = found.result() if found.done() else ()
+        found.cancel()
+        return {rank: use for rank, pid in pids.items() if (use := use_of(devices, pid)) is not None}
+
+
+def _read(nvml: Nvml) -> Sequence[Device]:
+    try:
+        with open_nvml(nvml) as opened:
+            since = int((time.time() - RECENT) * 1e6)
+            return read_devices(opened, dict.fromkeys(range(opened.nvmlDeviceGetCount()), since))
+    except (NvmlUnavailable, ImportError):
+        return ()
+
+
+def use_of(devices: Sequence[Device], pid: int) -> DeviceUse | None:
+    """What a process uses of the device that it uses most; None if the driver names it on none. Pure."""
+    used = used_by(devices, [pid])
+    if not used:
+        return None
+    most = max(used, key=lambda one: (one.share or 0.0, one.memory or 0))
+    own, whole = most.share, most.busy
+    shares = [
+        one.share or 0.0 for device in devices if device.whole.index == most.index for one in device.processes.values()
+    ]
+    if whole is not None and whole > 0.5 and not any(shares):
+        # The driver has no samples of processes.
+        own = None
+    return DeviceUse(
+        own=None if own is None else round(own * 100),
+        whole=None if whole is None else round(whole * 100),
+        watts=None if most.power is None else min(round(most.power), 1_000_000),
+    )
