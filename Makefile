@@ -138,7 +138,7 @@ TORCH_TESTS := tests/torchrun tests/processes/test_signals.py tests/processes/te
 test-torch: $(TORCH_ENV)/.made ## compare with the torchrun of another torch: make test-torch TORCH=2.15.0; LONG=1: the long tests of that
 	$(TORCH_ENV)/bin/python -m pytest -m "$(if $(LONG),,not )long" $(PARALLEL) $(TORCH_TESTS)
 
-check: $(VENV)/.test
+check: $(VENV)/.test ## check the code alone: ruff, and mypy in its strict mode
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy

@@ -149,7 +149,8 @@ def test_each_page_begins_with_its_audience(page: Path) -> None:
     assert re.match(r"# .+\n\nFor ", page.read_text())
 
 
-LINKING = [*PAGES, *EXAMPLES, ROOT / "benchmarks" / "README.md"]
+PEOPLE = [ROOT / name for name in ("CONTRIBUTING.md", "SECURITY.md", "CODE_OF_CONDUCT.md")]
+LINKING = [*PAGES, *EXAMPLES, *PEOPLE, ROOT / "benchmarks" / "README.md"]
 
 
 @pytest.mark.parametrize("page", LINKING, ids=name_of)
@@ -161,6 +162,17 @@ def test_each_link_has_a_target(page: Path) -> None:
         target = (page.parent / name).resolve() if name else page
         assert target.exists(), link
         assert not anchor or anchor in anchors(target), link
+
+
+def test_what_contributors_are_to_run_exists() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text() + (ROOT / "SECURITY.md").read_text()
+    targets = set(re.findall(r"(?:^|`)make ([a-z-]+)\b", text, re.MULTILINE))
+    tests = set(re.findall(r"\btests/[\w/.]*\w", text)) | set(re.findall(r"`(test_\w+\.py)`", text))
+    assert {"check", "test", "help"} <= targets
+    assert len(tests) > 5
+    makefile = (ROOT / "Makefile").read_text()
+    assert [name for name in targets if not re.search(rf"^{name}:", makefile, re.MULTILINE)] == []
+    assert [name for name in tests if not (ROOT / name).exists() and not list((ROOT / "tests").rglob(name))] == []
 
 
 ROOM = re.compile(r"`([a-z_]+(?:/[a-z_]+)*)/`(?: \(((?:`[a-z_]+`(?:, )?)+)\))?")

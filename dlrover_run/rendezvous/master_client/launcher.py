@@ -82,14 +82,14 @@ class MasterProcess:
 
             def pipe() -> tuple[int, int]:
                 """Our reading end and the child's end, which is closed here once the child has it."""
-                ours, childs = os.pipe()
+                ours, inherited_end = os.pipe()
                 kept.callback(os.close, ours)
-                passed_on.callback(os.close, childs)
-                return ours, childs
+                passed_on.callback(os.close, inherited_end)
+                return ours, inherited_end
 
-            ready, childs_ready = pipe()
-            reports, childs_reports = pipe()
-            inherited = {"--ready-fd": childs_ready, "--report-fd": childs_reports}
+            ready, child_ready = pipe()
+            reports, child_reports = pipe()
+            inherited = {"--ready-fd": child_ready, "--report-fd": child_reports}
             if self.spec.token:
                 inherited["--token-fd"] = passed_on.enter_context(memory_file(self.spec.token.encode()))
             if self.ends_with_parent:
