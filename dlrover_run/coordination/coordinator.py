@@ -159,11 +159,14 @@ class Coordinator:
         the node reports none.
 
         A successor has the nodes. So while another node obeys this coordinator, or may come back to it, this one has
-        not been replaced, and the report of one node must not make it give up the job of the others.
+        not been replaced, and the report of one node must not make it give up the job of the others. While it waits for
+        lost nodes and can form no round, there is nothing to give up, and the node may be one that it waits for.
         """
         if report.epoch <= self.plan.epoch or self._is_fresh:
             return None
         time = self._job_time(now)
+        if self.plan.phase is PlanPhase.GATHERING and time >= self.plan.since + grace_for(len(self._nodes.states)):
+            return None
         member_keys = {member.key for member in self.plan.members if not member.done}
         for key, state in self._nodes.states.items():
             is_ours = key in member_keys or (state.connected and state.report.epoch > 0)

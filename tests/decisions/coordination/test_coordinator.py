@@ -323,6 +323,8 @@ DISPUTES = {
     "the others are lost": ((1, 3), TRIO + "deaf a; lose b c; wait 2; number 2", None),
     "the other has succeeded and gone": ((1, 2), "come a b; succeed b; lose b; wait 2", None),
     "it has formed no round": ((3, 3), "come a b", None),
+    "it has waited for its lost nodes for long enough": ((3, 3), TRIO + "deaf a; lose c; wait 10", None),
+    "it has waited for its lost nodes for a moment only": ((3, 3), TRIO + "deaf a; lose c; wait 2", "b"),
 }  # fmt: skip
 """The node because of which a report that another coordinator is later is not believed, or None. It is the report of
 node a, or of node c where a is the other."""
