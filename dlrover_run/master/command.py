@@ -15,34 +15,24 @@ import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from dlrover_run import exit_codes, linux
-from dlrover_run.background import Background
 from dlrover_run.command_line import checks, credentials, values
 from dlrover_run.command_line.rdzv_conf import RdzvConf
 from dlrover_run.coordination.records.rules import JobRules
 from dlrover_run.coordination.rounds.quorum import LostMaster
-from dlrover_run.features import FEATURES
 from dlrover_run.master.server import IdleShutdown
 from dlrover_run.processes import event_loop, signals, tree
 from dlrover_run.rendezvous import kinds
 from dlrover_run.spec import FlagValue, SpecError
 from dlrover_run.transport.addresses import Address, bind_error
-from dlrover_run.words.log_level import internal_error, log_frames
 from dlrover_run.words.text import join_address
 from dlrover_run.workers.template import process_title
 
 if TYPE_CHECKING:
-    from dlrover_run.master.jobs import Jobs
-
-WEB_RETRY_INTERVAL = 2.0
-"""Seconds between two attempts of a launched master to serve at a port that was taken."""
-
-WEB_ATTEMPTS = 90
-"""These attempts last longer than an earlier master lingers there (`scrapes.MAX_LINGER`)."""
+    from dlrover_run.master.web import MasterWeb
 
 SHUTDOWN_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -298,33 +288,14 @@ async def _serve(options: Options) -> int:
             "free"
         ) from None
     log(f"listens on {join_address(options.host, port)}")
-    web: Any = None
-
-    def note_failed_web(error: Exception) -> None:
-        log_to_launcher(f"warning: no page is served: {internal_error(error)}")
-        log_frames(log, error)
-
-    background = Background(note_failed_web)
+    web: MasterWeb | None = None
     if options.web is not None:
-        try:
-            web = await _start_web(server.jobs, options, options.web)
-        except OSError as error:
-            if not options.is_launched:
-                raise
-            # The job does not need it, and a master without a console can tell it only to its launcher.
-            log_to_launcher(f"warning: {error}")
-            address = options.web
+        # Imported only here: other masters do not wait for it.
+        from dlrover_run.master.web import MasterWeb
 
-            async def start_when_free() -> None:
-                """The master of a job that has failed may show that for some time yet."""
-                nonlocal web
-                for _ in range(WEB_ATTEMPTS):
-                    await asyncio.sleep(WEB_RETRY_INTERVAL)
-                    with contextlib.suppress(OSError):
-                        web = await _start_web(server.jobs, options, address)
-                        return
-
-            background.start(start_when_free())
+        context = None if options.tls is None else _tls_context(options.tls)
+        web = MasterWeb(server.jobs, options.token, options.web, context, log, log_to_launcher)
+        await web.start(options.is_launched)
     for sentence in options.warnings:
         log(f"warning: {sentence}")
     if not options.token and tls is None and not all(address.loopback for address in addresses):
@@ -337,28 +308,10 @@ async def _serve(options: Options) -> int:
     reason = await ended
     log(f"ends: {reason}")
     await server.stop(f"the master ends: {reason}")
-    await background.close()
     if web is not None:
         # The endpoint is free already: the next job of that name begins with a master of its own.
-        if options.is_launched and options.parent_pipe_fd < 0:
-            await web.linger()
-        web.close()
+        await web.close(lingers=options.is_launched and options.parent_pipe_fd < 0)
     return exit_codes.SUCCESS
-
-
-async def _start_web(jobs: Jobs, options: Options, address: tuple[str, int]) -> Any:
-    """Serve the status over HTTP, encrypted if the master is. Raises OSError and SpecError."""
-    serving = next((row for row in FEATURES if row.web), None)
-    if serving is None:
-        raise SpecError("--web is not possible: this installation has no feature that serves the status.")
-    tls = None if options.tls is None else _tls_context(options.tls)
-    web = import_module(serving.module("web.server")).WebServer(jobs, options.token)
-    try:
-        port = await web.start(*address, tls)
-    except OSError as error:
-        raise OSError(f"--web {join_address(*address)}: cannot listen there ({error.strerror or error})") from None
-    log(f"serves http{'s' if tls else ''}://{join_address(address[0], port)}/ and /metrics")
-    return web
 
 
 def _tls_context(files: kinds.TlsSpec) -> Any:

@@ -40,7 +40,8 @@ def file_of(named: str, test: str) -> Path:
 
 
 def names_in(file: Path) -> set[str]:
-    return {node.name for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.FunctionDef)}
+    nodes = ast.walk(ast.parse(file.read_text()))
+    return {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
 
 
 def test_every_fault_names_a_test_that_exists() -> None:
