@@ -127,7 +127,7 @@ def hang_or_pause(key: Key) -> Trial:
         }
         device: DeviceJob | None = None
         if key.shape == DEVICE:
-            device = setting.enter_context(device_job(run.directory, key.device_options))
+            device = setting.enter_context(device_job(run.directory, key.ranks, key.device_options))
             environment.update(device.environment)
         start(key, run, nodes, ("--stall-action=report", f"--journal={journal}"), environment)
         trains = run.wait("step", key.ranks, START_TIMEOUT)

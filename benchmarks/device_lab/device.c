@@ -197,6 +197,7 @@ static void *run_device(void *unused) {
         while (taken == submitted) pthread_cond_wait(&arrived, &lock);
         struct work work = queue[taken++ % QUEUE];
         pthread_mutex_unlock(&lock);
+        self->works = work.operation == KERNEL;
         self->busy_since = now();
         if (work.operation == KERNEL) {
             if (exclusive >= 0) flock(exclusive, LOCK_EX);
@@ -207,6 +208,7 @@ static void *run_device(void *unused) {
             collective(&work);
         }
         self->busy += now() - self->busy_since;
+        self->idle_since = now();
         self->busy_since = 0;
         completed++;
         announce(&completed);

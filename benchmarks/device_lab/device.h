@@ -17,9 +17,12 @@ struct rank {
     int32_t port;
     /* When a keep-alive of another process came last, by CLOCK_MONOTONIC. */
     double heard_at;
-    /* For how long the device has run kernels of this rank, and since when it runs one now; 0 if it does not. */
+    /* For how long the device has run kernels of this rank, since when it runs one now (0 if it does not), and since when
+       it runs none. `works`: the kernel is no collective. */
     double busy;
     double busy_since;
+    double idle_since;
+    int64_t works;
     uint64_t memory;
     /* Operations that the host has launched, by kind, and those that the device has entered and completed. */
     uint64_t launched[MAX_GROUPS][OPERATIONS];

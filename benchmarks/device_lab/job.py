@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,11 +28,17 @@ class DeviceJob:
 
 
 @contextlib.contextmanager
-def device_job(folder: Path, options: Mapping[str, int]) -> Iterator[DeviceJob]:
-    """A job with these options of `workers/device.py`."""
+def device_job(folder: Path, devices: int, options: Mapping[str, int]) -> Iterator[DeviceJob]:
+    """A job on nodes with that many devices, and with these options of `workers/device.py`."""
     library = compile_library("device.c", folder / "libdevice.so")
     words = [str(library), *(f"{name}={value}" for name, value in options.items())]
-    environment = {"BENCHMARK_DEVICE": " ".join(words)}
+    compile_library("nvml.c", folder / "libnvidia-ml.so.1")
+    paths = [str(folder), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
+    environment = {
+        "BENCHMARK_DEVICE": " ".join(words),
+        "BENCHMARK_NVML": f"{folder} {1 if options['shared'] else devices}",
+        "LD_LIBRARY_PATH": ":".join(paths),
+    }
     if not options["ras"]:
         environment["NCCL_RAS_ENABLE"] = "0"
     with RasReports(folder) as reports:

@@ -25,6 +25,8 @@ class Rank(ctypes.Structure):
         ("heard_at", ctypes.c_double),
         ("busy", ctypes.c_double),
         ("busy_since", ctypes.c_double),
+        ("idle_since", ctypes.c_double),
+        ("works", ctypes.c_int64),
         ("memory", ctypes.c_uint64),
         ("launched", (ctypes.c_uint64 * len(OPERATIONS)) * MAX_GROUPS),
         ("entered", ctypes.c_uint64 * MAX_GROUPS),

@@ -63,7 +63,7 @@ def test_the_others_wait_for_their_device_on_a_line_of_the_script(kind: str, tur
     with contextlib.ExitStack() as setting:
         run = setting.enter_context(Run())
         run.ends_by_itself = False
-        device = setting.enter_context(device_job(run.directory, key.device_options))
+        device = setting.enter_context(device_job(run.directory, key.ranks, key.device_options))
         environment = {"BENCHMARK_FAULT": f"{kind} 1 0.5 0 -", "BENCHMARK_GUILTY": "1", **device.environment}
         launcher = Launcher("", OURS, ("--start-method=forkserver", "--preload=torch"), environment)
         launcher.start(run, Job(fault.script, key.ranks))

@@ -240,6 +240,33 @@ def test_the_processes_answer_as_ras_does_with_what_the_job_has_launched(library
         until(lambda: missing() == [pids[1]])
 
 
+NVML_SCRIPT = """
+import json, pynvml
+from dlrover_run.features.resources.devices import read_devices
+pynvml.nvmlInit()
+devices = read_devices(pynvml, {})
+print(json.dumps([(whole.busy, whole.power, {pid: one.share for pid, one in by.items()}) for whole, by in devices]))
+"""
+
+
+def test_nvml_says_which_process_uses_its_device_and_how(library: Path, tmp_path: Path) -> None:
+    build.compile_library("nvml.c", tmp_path / "libnvidia-ml.so.1")
+    here = {"LD_LIBRARY_PATH": str(tmp_path), "BENCHMARK_NVML": f"{tmp_path} 3"}
+
+    def read() -> list[object]:
+        command = [sys.executable, "-c", NVML_SCRIPT]
+        text = subprocess.run(command, env={**os.environ, **here}, capture_output=True, text=True, check=True).stdout
+        return list(map(tuple, json.loads(text)))
+
+    with ranks_of(library, tmp_path, 2) as ranks:
+        pids = [str(one.pid) for one in ranks.processes]
+        until(lambda: read() == [(0, 118, {pids[0]: 0}), (0, 118, {pids[1]: 0}), (0, 118, {})])
+        ranks.do(f"enqueue {ALL_REDUCE}", 0)
+        until(lambda: read()[:2] == [(1, 127, {pids[0]: 0.99}), (0, 118, {pids[1]: 0})])
+        ranks.do("kernel -1", 1)
+        until(lambda: read()[1] == (1, 420, {pids[1]: 0.99}))
+
+
 def test_what_is_shared_is_laid_out_as_in_c(library: Path, tmp_path: Path) -> None:
     with ranks_of(library, tmp_path, 2) as ranks:
         assert (ranks.folder / "device").stat().st_size == ctypes.sizeof(Shared)
