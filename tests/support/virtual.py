@@ -14,7 +14,7 @@ from typing import Any, ClassVar, TypeVar
 import msgspec
 
 from dlrover_run.coordination.coordinator import Coordinator
-from dlrover_run.coordination.records.plan import OVER, Plan, PlanPhase
+from dlrover_run.coordination.records.plan import OVER, Plan
 from dlrover_run.coordination.records.report import NodePhase, NodeReport
 from dlrover_run.coordination.records.requests import Action, OperatorRequest
 from dlrover_run.coordination.records.round import NodeKey
@@ -122,6 +122,10 @@ class VirtualJob:
                 return
         raise AssertionError("deciding never comes to rest")
 
+    def works(self, name: str) -> bool:
+        """Whether the plan has work for a node, or dismisses it."""
+        raise NotImplementedError
+
     def answer(self) -> bool:
         """Let the nodes do what they do at once, by themselves. Return whether that changed anything."""
         return False
@@ -143,9 +147,11 @@ COMMON_FACTS: dict[str, Fact] = {
     "phase": lambda job: [job.plan.phase.value],
     "number": lambda job: [str(job.plan.key.number)],
     "epoch": lambda job: [str(job.plan.epoch)],
+    "due": lambda job: [] if (due := job.coordinator.wake_at()) is None else [f"{due - job.now:.0f}"],
     "because": lambda job: list(codes(job.plan.reasons)),
 }
-"""The facts that a script may check with each program. The `number` is that of a round, or of a cluster's version."""
+"""The facts that a script may check with each program. The `number` is that of a round, or of a cluster's version. A
+decision is `due` in that many seconds."""
 
 Job = TypeVar("Job", bound=VirtualJob)
 
@@ -163,8 +169,11 @@ def play(job: Job, script: str) -> Job:
 
 def texts(job: VirtualJob) -> str:
     """Return what people read of a job, for a golden file: the reason of each plan that was stored, what a node without
-    work waits for while others are missing, and the lines that the coordinator logs."""
-    reasons = list(dict.fromkeys(plan.reason for plan in job.stored))
-    if job.plan.phase is PlanPhase.GATHERING:
-        reasons.append(f"waiting: {job.coordinator.waiting(job.now).text}")
-    return "\n".join([*reasons, *(f"log: {line}" for line in job.lines)])
+    work waits for, and the lines that the coordinator logs."""
+    lines = list(dict.fromkeys(plan.reason for plan in job.stored))
+    staying = [name for name in job.present if job.statuses[name].phase not in (NodePhase.LEAVING, NodePhase.LEFT)]
+    if not job.is_over and not all(map(job.works, staying)):
+        waiting = job.coordinator.waiting(job.now)
+        left = "" if waiting.seconds is None else f" ({waiting.seconds:.0f} s)"
+        lines.append(f"waiting: {waiting.text}{left}")
+    return "\n".join([*lines, *(f"log: {line}" for line in job.lines)])

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import msgspec
 
 from dlrover_run.coordination.coordinator import Coordinator
+from dlrover_run.coordination.records.plan import PlanPhase
 from dlrover_run.coordination.records.report import NodeReport
 from dlrover_run.coordination.records.requests import Action
 from dlrover_run.coordination.records.rules import JobRules
@@ -84,6 +85,9 @@ class ServersJob(VirtualJob):
 
     def order_if_any(self, name: str) -> NodeOrder | None:
         return ClusterEngine(self.rules).orders(self.plan, {}).get(self.statuses[name].key)
+
+    def works(self, name: str) -> bool:
+        return self.plan.phase is PlanPhase.TRAINING and self.order_if_any(name) is not None
 
     def come(self, name: str, chief: int = 1, workers: int = 2, ps: int = 2, evaluator: int = 0, **others: int) -> None:
         """A node joins, with slots for these roles and for `others` by name."""

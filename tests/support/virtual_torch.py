@@ -92,6 +92,11 @@ class TorchJob(VirtualJob):
         for name in names:
             self.report_phase(name, NodePhase.SUCCEEDED, progressed=True)
 
+    def works(self, name: str) -> bool:
+        assignment = self.assignment(name)
+        health = check_part(assignment).health
+        return assignment.waiting is None or (health is not None and health.dismissed)
+
     def answer(self) -> bool:
         return any(self.take(name) or self.try_task(name) for name in self.present if name not in self.deaf)
 
@@ -183,6 +188,9 @@ class TorchJob(VirtualJob):
 EVENTS: dict[str, Callable[[TorchJob, list[str]], object]] = {
     **COMMON_EVENTS,
     "come": lambda job, names: job.come(*names),
+    "come_ranked": lambda job, words: [
+        job.come(name, preferred_rank=int(rank)) for name, _, rank in (word.partition("=") for word in words)
+    ],
     "replace": lambda job, names: job.come(*names, incarnation="2"),
     "succeed": lambda job, names: job.succeed(*names),
     "mark": lambda job, names: job.mark(*names),
@@ -211,7 +219,9 @@ FACTS: dict[str, Callable[[TorchJob], list[str]]] = {
     **COMMON_FACTS,
     "round": lambda job: job.round(),
     "formed": lambda job: [str(job.plan.key.epoch), str(job.plan.key.number), *job.ranks],
+    "processes": lambda job: [f"{member.node_id}.{member.incarnation}" for member in job.plan.members],
     "restarts": lambda job: [str(job.plan.restart_count)],
+    "failed": lambda job: [] if job.plan.failure is None else [job.plan.failure.host],
     "checks": lambda job: [str(check_state(job.plan).check_count)],
     "check": lambda job: [] if check_state(job.plan).check is None else ["runs"],
     "named": lambda job: [

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 
 import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.golden import assert_screens
 from support.harness import calls_of
-from support.virtual import play
+from support.virtual import play, texts
 from support.virtual_torch import KILLED, LOST_PEER, TorchJob, rules
 
 from dlrover_run.coordination.coordinator import Coordinator
@@ -62,7 +64,55 @@ SCENARIOS = {
         "come a; wait 180; come b; wait 5; lose a; wait 180; come c; wait 5; lose b; wait 180; come d; wait 5; lose c;"
         "phase gathering; wait 60; phase failed",
     ),
+    # What is waited for, and for how long.
+    "a first round forms at once with the most nodes": (
+        rules(1, 2), "come a; phase gathering; come b; round 1 a b; because nodes_here",
+    ),
+    "each newcomer begins the last call again": (
+        rules(2, 4),
+        "come a b; wait 29; come c; wait 29; phase gathering; wait 1.1; round 1 a b c;"
+        "because nodes_here last_call_over",
+    ),
+    "a job to which too few nodes came fails": (
+        TRIO, "come a; wait 599; phase gathering; wait 1.1; phase failed; because too_few_nodes",
+    ),
+    "the missing ranks are named where people gave them": (
+        rules(4, 4), "come_ranked a=1 b=3; wait 600.1; phase failed; because too_few_nodes missing",
+    ),
+    "nothing is waited for without nodes": (
+        rules(2, 2), "come a; lose a; wait 5000; phase gathering; due; come b; wait 500; come c; round 1 b c",
+    ),
+    "there is a time to wake for each thing that is waited for": (
+        rules(2, 3, scale_up_delay=5.0),
+        "come a; due 600; come b; due 30; wait 31; come c; lose c; due 1; wait 2; lose b; due 1; wait 2;"
+        "phase gathering; due 599",
+    ),
+    "nothing is to be done while nothing happens": (TRIO, "come a b c; due"),
+    "one node of several is here": (rules(2, 4), "come a; phase gathering"),
+    "enough nodes are here": (rules(2, 4), "come a b c; phase gathering"),
+    "two nodes are missing": (TRIO, "come a b c; lose b c; wait 2; phase gathering"),
+    "more spares than asked for wait": (rules(2, 3, spares=1), "come a b c; come d e; round 1 a b c"),
+    "a newcomer waits for others": (rules(1, 3, scale_up_delay=10.0), "come a; wait 31; come b; round 1 a"),
+    "of many nodes that are lost some are named": (
+        rules(2, 7), "come a b c d e f g; lose c d e f; left g; wait 2; because lost left_on_request",
+    ),
     # Members that are lost, come back, or come.
+    "a replacement for too few takes the free rank": (
+        rules(3, 3), "come a b c; lose b; wait 1.1; phase gathering; come z; round 2 a z c; because lost",
+    ),
+    "another process under the same id replaces the first one at once": (
+        TRIO, "come a b c; lose b; replace b; round 2 a b c; processes a.1 b.2 c.1; restarts 0",
+    ),
+    "below the minimum the job waits, and then names the missing nodes": (
+        TRIO,
+        "come a b c; lose b c; wait 599; phase gathering; wait 3; phase failed; because lost too_few_nodes missing",
+    ),
+    "a newcomer starts a larger round": (
+        TRIO, "come a b c; lose c; wait 2; come d; round 3 a b d; because scaled_up; restarts 0",
+    ),
+    "a flood of losses is one round": (
+        rules(1, 5), "come a b c d e; lose b; wait 0.5; lose c d; wait 3; round 2 a e; because lost",
+    ),
     "a lost node leaves a smaller round at once": (
         TRIO, "come a b c; lose b; wait 0.9; number 1; wait 0.2; round 2 a c; restarts 0; because lost",
     ),
@@ -89,6 +139,16 @@ SCENARIOS = {
         rules(1, 3, scale_up_delay=10.0), "come a; wait 31; come b c; round 2 a b c",
     ),
     # Members that leave.
+    "a node that is requested to leave has its grace period": (
+        TRIO, "come a b c; leaving b; wait 25; round 1 a b c; left b; round 2 a c; because left_on_request",
+    ),
+    "what the peers of a node that leaves fail of costs nothing": (
+        TRIO, "come a b c; leaving b; lose_peer a; round 2 a c; restarts 0; failed; because asked_to_leave",
+    ),
+    "when the last node has left the job is over": (
+        TRIO,
+        "come a b c; leaving a b c; phase training; left a b c; phase failed; because left_on_request no_node_left",
+    ),
     "the loss of a node that leaves is not waited for": (TRIO, "come a b c; leaving b; lose b; round 2 a c"),
     "a node that leaves gets no ranks": (
         TRIO, "come a b c; leaving b; lose c; wait 2; phase gathering; come d; round 2 a d",
@@ -110,6 +170,27 @@ SCENARIOS = {
         TRIO, "come a b c; succeed b; fail c; round 2 a b c; restarts 1",
     ),
     # The restart budget.
+    "a failure costs one restart whichever node reports it": (
+        TRIO,
+        "come a b c; deaf a b c; lose_peer a c; number 1; fail b; wait 10; receive a; receive b; receive c;"
+        "round 2 a b c; restarts 1; failed b",
+    ),
+    "restarts end": (
+        rules(2, 3, max_restarts=2),
+        "come a b c; fail b; restarts 1; phase training; fail b; restarts 2; phase training; fail a;"
+        "phase failed; restarts 2; because worker_failed restarts_used",
+    ),
+    "a failure after a loss is laid to the loss": (
+        rules(2, 3, max_restarts=0), "come a b c; lose c; wait 0.2; fail a; wait 2; round 2 a b",
+    ),
+    "a window forgives": (
+        rules(2, 3, max_restarts=1, restart_window=60.0),
+        "come a b c;" + 5 * "fail b; phase training; wait 61;" + "fail b; wait 59; fail b; phase failed;"
+        "because worker_failed restarts_of_window_used",
+    ),
+    "a leader that never answers fails the job by name": (
+        TRIO, "come a b c; deaf a; fail b b; wait 599; phase gathering; wait 2; phase failed; because rank0_silent",
+    ),
     "without restarts the first failure is the end": (
         rules(2, 3, max_restarts=0), "come a b c; fail b; phase failed; because worker_failed",
     ),
@@ -163,6 +244,11 @@ def test_what_follows_from_events(job_rules: JobRules, script: str) -> None:
     play(TorchJob(job_rules), script)
 
 
+def test_what_people_read() -> None:
+    screens = {title: texts(play(TorchJob(job_rules), script)) for title, (job_rules, script) in SCENARIOS.items()}
+    assert_screens(Path(__file__).with_name("decide.txt"), screens)
+
+
 def test_the_last_one_to_leave_ends_a_job_that_had_lost_the_others() -> None:
     play(trio(), "lose a b; wait 1.1; left c; phase failed")
 
@@ -172,59 +258,6 @@ def test_a_job_whose_nodes_were_all_lost_waits_for_others() -> None:
 
 
 class TestFirstRound:
-    def test_forms_at_once_with_the_most_nodes(self) -> None:
-        job = TorchJob(rules(1, 2))
-        job.come("a")
-        assert job.plan.phase is PlanPhase.GATHERING
-        job.come("b")
-        assert training(job, 1, "a", "b")
-        assert job.plan.reasons == (Code.NODES_HERE(number=2),)
-
-    def test_waits_for_a_last_call_that_each_newcomer_begins_again(self) -> None:
-        job = TorchJob(rules(2, 4))
-        job.come("a", "b")
-        job.wait(29)
-        job.come("c")
-        job.wait(29)
-        assert job.plan.phase is PlanPhase.GATHERING
-        job.wait(1.1)
-        assert training(job, 1, "a", "b", "c")
-        assert job.plan.reasons == (
-            Code.NODES_HERE(number=3),
-            Code.LAST_CALL_OVER(seconds=30.0),
-        )
-
-    def test_fails_when_too_few_came(self) -> None:
-        job = TorchJob(rules(2, 3))
-        job.come("a")
-        job.wait(599)
-        assert job.plan.phase is PlanPhase.GATHERING
-        job.wait(1.1)
-        assert job.plan.phase is PlanPhase.FAILED
-        assert job.plan.reasons == (Code.TOO_FEW_NODES(seconds=600.0, number=1, least=2, names=("a",)),)
-
-    def test_names_the_ranks_that_are_missing_where_people_gave_them(self) -> None:
-        job = TorchJob(rules(4, 4))
-        job.come("a", preferred_rank=1)
-        job.come("b", preferred_rank=3)
-        job.wait(600.1)
-        assert job.plan.reasons == (
-            Code.TOO_FEW_NODES(seconds=600.0, number=2, least=4, names=("node 1 (a)", "node 3 (b)")),
-            Code.MISSING(names=("node 0", "node 2")),
-        )
-
-    def test_nothing_is_waited_for_without_nodes(self) -> None:
-        job = TorchJob(rules(2, 2))
-        job.come("a")
-        job.lose("a")
-        job.wait(5000)
-        assert job.plan.phase is PlanPhase.GATHERING
-        assert job.coordinator.wake_at() is None
-        job.come("b")
-        job.wait(500)
-        job.come("c")
-        assert training(job, 1, "b", "c")
-
     def test_forms_on_the_port_that_its_first_node_offers(self) -> None:
         job = TorchJob(rules(2, 2))
         job.come("b", port=70)
@@ -269,88 +302,8 @@ class TestMembership:
         assert training(job, 3, "a", "c", "b")
         assert len(job.stored) == 3
 
-    def test_a_replacement_for_too_few_takes_the_free_rank(self) -> None:
-        job = TorchJob(rules(3, 3))
-        job.come("a", "b", "c")
-        job.lose("b")
-        job.wait(1.1)
-        assert job.plan.phase is PlanPhase.GATHERING
-        job.come("z")
-        assert training(job, 2, "a", "z", "c")
-        assert job.plan.reasons == (Code.LOST(names=("node 1 (b)",), number=1),)
-
-    def test_another_process_under_the_same_id_replaces_the_first_at_once(self) -> None:
-        job = trio()
-        job.lose("b")
-        job.come("b", incarnation="2")
-        assert training(job, 2, "a", "b", "c")
-        assert job.plan.members[1].incarnation == "2"
-        assert job.plan.restart_count == 0
-
-    def test_below_the_minimum_the_job_waits_and_then_names_the_missing_nodes(self) -> None:
-        job = trio()
-        job.lose("b", "c")
-        job.wait(599)
-        assert job.plan.phase is PlanPhase.GATHERING
-        job.wait(3)
-        assert job.plan.phase is PlanPhase.FAILED
-        assert job.plan.reasons == (
-            Code.LOST(names=("node 1 (b)", "node 2 (c)"), number=2),
-            Code.TOO_FEW_NODES(seconds=600.0, number=1, least=2, names=("node 0 (a)",)),
-            Code.MISSING(names=("node 1 (b)", "node 2 (c)")),
-        )
-
-    def test_a_newcomer_starts_a_larger_round(self) -> None:
-        job = trio()
-        job.lose("c")
-        job.wait(2)
-        job.come("d")
-        assert training(job, 3, "a", "b", "d")
-        assert job.plan.reasons == (Code.SCALED_UP(names=("node 2 (d)",), after=3, before=2),)
-        assert job.plan.restart_count == 0
-
-    def test_a_flood_of_losses_is_one_round(self) -> None:
-        job = TorchJob(rules(1, 5))
-        job.come("a", "b", "c", "d", "e")
-        job.lose("b")
-        job.wait(0.5)
-        job.lose("c", "d")
-        job.wait(3)
-        assert training(job, 2, "a", "e")
-        assert job.plan.reasons == (Code.LOST(names=("node 1 (b)", "node 2 (c)", "node 3 (d)"), number=3),)
-
 
 class TestLeaving:
-    def test_a_node_that_is_requested_to_leave_has_its_grace_period(self) -> None:
-        job = trio()
-        job.report_phase("b", NodePhase.LEAVING)
-        job.wait(25)
-        assert training(job, 1, "a", "b", "c")
-        job.report_phase("b", NodePhase.LEFT)
-        assert training(job, 2, "a", "c")
-        assert job.plan.reasons == (Code.LEFT_ON_REQUEST(names=("node 1 (b)",), number=1),)
-
-    def test_what_its_peers_fail_of_costs_nothing(self) -> None:
-        job = trio()
-        job.report_phase("b", NodePhase.LEAVING)
-        job.fail("a", LOST_PEER)
-        assert training(job, 2, "a", "c")
-        assert (job.plan.restart_count, job.plan.failure) == (0, None)
-        assert job.plan.reasons == (Code.ASKED_TO_LEAVE(names=("node 1 (b)",), number=1),)
-
-    def test_when_the_last_node_has_left_the_job_is_over(self) -> None:
-        job = trio()
-        for name in "abc":
-            job.report_phase(name, NodePhase.LEAVING)
-        assert job.plan.phase is PlanPhase.TRAINING
-        for name in "abc":
-            job.report_phase(name, NodePhase.LEFT)
-        assert job.plan.phase is PlanPhase.FAILED
-        assert job.plan.reasons == (
-            Code.LEFT_ON_REQUEST(names=("node 0 (a)",), number=1),
-            Code.NO_NODE_LEFT(),
-        )
-
     @pytest.mark.parametrize("lease", [0.0, 9.0], ids=["master", "etcd"])
     @pytest.mark.parametrize("gap", [0.0, 0.1, 0.45])
     @pytest.mark.parametrize("lost", ["a", "b", "c", "ab", "abc", ""])
@@ -423,39 +376,6 @@ class TestEnding:
 
 
 class TestBudget:
-    def test_a_failure_costs_one_restart_whichever_node_reports_it(self) -> None:
-        job = trio()
-        job.deaf = {"a", "b", "c"}
-        job.report_phase("a", NodePhase.FAILED, LOST_PEER)
-        job.report_phase("c", NodePhase.FAILED, LOST_PEER)
-        assert job.plan.key.number == 1
-        job.fail("b")
-        job.wait(10)
-        for name in "abc":
-            job.receive_again(name)
-        assert training(job, 2, "a", "b", "c")
-        assert (job.plan.restart_count, job.plan.failure) == (1, KILLED)
-
-    def test_restarts_end(self) -> None:
-        job = trio(max_restarts=2)
-        for count in (1, 2):
-            job.fail("b")
-            assert (job.plan.phase, job.plan.restart_count) == (PlanPhase.TRAINING, count)
-        job.fail("a")
-        assert (job.plan.phase, job.plan.restart_count) == (PlanPhase.FAILED, 2)
-        assert job.plan.reasons == (
-            Code.WORKER_FAILED(rank=1, node="node 0 (b)", what="was killed by SIGKILL"),
-            Code.RESTARTS_USED(most=2),
-        )
-
-    def test_a_failure_after_a_loss_is_laid_to_the_loss(self) -> None:
-        job = trio(max_restarts=0)
-        job.lose("c")
-        job.wait(0.2)
-        job.fail("a", Failure(0, "a", "raised ValueError: peer gone"))
-        job.wait(2)
-        assert training(job, 2, "a", "b")
-
     def test_a_failure_before_a_loss_counts(self) -> None:
         job = trio()
         failed = msgspec.structs.replace(job.statuses["a"], phase=NodePhase.FAILED, failure=KILLED)
@@ -477,18 +397,6 @@ class TestBudget:
         job.coordinator.receive(late, job.now)
         job.settle()
         assert (job.plan.key.number, job.plan.restart_count) == (2, 1)
-
-    def test_a_window_forgives(self) -> None:
-        job = trio(max_restarts=1, restart_window=60.0)
-        for _ in range(5):
-            job.fail("b")
-            assert job.plan.phase is PlanPhase.TRAINING
-            job.wait(61)
-        job.fail("b")
-        job.wait(59)
-        job.fail("b")
-        assert job.plan.phase is PlanPhase.FAILED
-        assert job.plan.reasons[-1] == Code.RESTARTS_OF_WINDOW_USED(most=1, window=60.0)
 
     def test_a_job_without_progress_stops_early_whatever_its_errors(self) -> None:
         job = trio(max_restarts=100, early_failure_limit=3)
@@ -522,17 +430,6 @@ class TestFreshStore:
         assert training(job, 3, "a", "c")
         assert len({first, second, job.plan.store_port}) == 3
 
-    def test_a_leader_that_never_answers_fails_the_job_by_name(self) -> None:
-        job = trio()
-        job.deaf = {"a"}
-        job.fail("b")
-        job.fail("b")
-        job.wait(599)
-        assert job.plan.phase is PlanPhase.GATHERING
-        job.wait(2)
-        assert job.plan.phase is PlanPhase.FAILED
-        assert job.plan.reasons == (Code.RANK0_SILENT(node="node 0 (a)", seconds=600.0),)
-
     def test_a_node_that_missed_a_round_which_it_led_offers_another_port_first(self) -> None:
         job = TorchJob(rules(1, 1))
         job.come("a")
@@ -549,43 +446,7 @@ class TestFreshStore:
         assert job.plan.store_port != used
 
 
-class TestWaking:
-    def test_there_is_a_time_to_wake_for_each_thing_that_is_waited_for(self) -> None:
-        job = TorchJob(rules(2, 3, scale_up_delay=5.0))
-
-        def due() -> float:
-            time_ = job.coordinator.wake_at()
-            assert time_ is not None
-            return round(time_ - job.now, 1)
-
-        job.come("a")
-        assert due() == 600
-        job.come("b")
-        assert due() == 30
-        job.wait(31)
-        job.come("c")
-        job.lose("c")
-        assert due() == 1
-        job.wait(2)
-        job.lose("b")
-        assert due() == 1
-        job.wait(2)
-        assert job.plan.phase is PlanPhase.GATHERING
-        assert due() == 599
-
-    def test_nothing_is_to_be_done_while_nothing_happens(self) -> None:
-        job = trio()
-        assert job.coordinator.wake_at() is None
-
-
 class TestWords:
-    def test_nodes_that_are_here_and_the_time_left(self) -> None:
-        job = TorchJob(rules(2, 4))
-        job.come("a")
-        assert (job.waiting.text, job.waiting.seconds) == ("1 node of 2 to 4 is here: a", 600)
-        job.come("b", "c")
-        assert (job.waiting.text, job.waiting.seconds) == ("3 nodes of 2 to 4 are here: a, b and c", 30)
-
     def test_nodes_on_one_machine_are_distinguished_by_the_ranks_that_they_were_given(self) -> None:
         job = TorchJob(rules(3, 3))
         job.come("a", host="vm", preferred_rank=0)
@@ -603,37 +464,6 @@ class TestWords:
     )
     def test_a_node_has_one_name(self, host: str, rank: int | None, name: str) -> None:
         assert node_name(host, rank) == name
-
-    def test_missing_nodes(self) -> None:
-        job = trio()
-        job.lose("b", "c")
-        job.wait(2)
-        assert job.waiting.text == "1 node of 2 to 3 is here: node 0 (a); missing: node 1 (b) and node 2 (c)"
-
-    def test_for_a_spare(self) -> None:
-        job = trio(spares=1)
-        job.come("d", "e")
-        assert job.waiting.text == "3 nodes train; this one waits to step in, 2 spares in all (1 asked for)"
-        assert job.waiting.seconds is None
-
-    def test_for_a_newcomer_that_is_gathered(self) -> None:
-        job = TorchJob(rules(1, 3, scale_up_delay=10.0))
-        job.come("a")
-        job.wait(31)
-        job.come("b")
-        assert job.waiting.text == "1 node trains; this one takes part in the next round"
-        assert job.waiting.seconds == 10
-
-    def test_of_many_nodes_at_once(self) -> None:
-        job = TorchJob(rules(2, 7))
-        job.come(*"abcdefg")
-        job.lose(*"cdef")
-        job.report_phase("g", NodePhase.LEFT)
-        job.wait(2)
-        assert job.plan.reasons == (
-            Code.LOST(names=("node 2 (c)", "node 3 (d)", "2 others"), number=4),
-            Code.LEFT_ON_REQUEST(names=("node 6 (g)",), number=1),
-        )
 
 
 def at_work(nodes: int, phases: list[NodePhase]) -> tuple[Plan, dict[NodeKey, KnownNode]]:
