@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from dlrover_run.events.records import WorkerStalled
-from dlrover_run.features.hangs.search.guilt import GuiltCode
+from dlrover_run.features.hangs.search.codes import GuiltCode
 from dlrover_run.words.reasons import render
 from stall_matrix.kinds import BY_NAME, GLOO, SCRIPT, Key
 
@@ -85,7 +85,10 @@ def trial_of(
     first = [event for event in after if event.mono <= after[0].mono + ONE_REPORT]
     reasons = next((event.reasons for event in first if event.guilty), ())
     params = next((one.params for one in reasons if "operation" in one.params), {})
-    place: Mapping[str, object] = next((one.params for one in reasons if GuiltCode.PLACE.within((one,))), {})
+    lines_of = (GuiltCode.PLACE, GuiltCode.SPOT)
+    place: Mapping[str, object] = next(
+        (one.params for one in reasons if any(code.within((one,)) for code in lines_of)), {}
+    )
     here = str(place.get("file", "")).endswith(f"/{SCRIPT}")
     lines = {round(event.since, 3): "" for event in wrong}
     for event in wrong:

@@ -66,7 +66,7 @@ from dlrover_run.events.ledger import Ledger, PlaceTimes
 from dlrover_run.events.reader import AgentLog
 from dlrover_run.events.records import CheckpointSeen, LogOpened, WorkerExited, WorkerReady, WorkerStalled
 from dlrover_run.events.timeline import TimePhase, TimeSegment
-from dlrover_run.features.hangs.search.guilt import GuiltCode
+from dlrover_run.features.hangs.search.codes import GuiltCode
 from dlrover_run.words.reasons import Reason
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -9,7 +9,7 @@ from support.harness import Mailbox, finish, launch
 
 from dlrover_run.events.reader import merged, read_logs
 from dlrover_run.events.records import WorkerFailed, WorkerStalled
-from dlrover_run.features.hangs.search.guilt import GuiltCode
+from dlrover_run.features.hangs.search.codes import GuiltCode
 
 pytestmark = [pytest.mark.torchrun, pytest.mark.long]
 

@@ -16,7 +16,7 @@ from support.harness import Finished, run, until
 from dlrover_run.events.reader import read_logs
 from dlrover_run.events.records import WorkerFailed, WorkerResumed, WorkerStalled, WorkerStarted
 from dlrover_run.failures.causes import Cause
-from dlrover_run.features.hangs.search.guilt import GuiltCode
+from dlrover_run.features.hangs.search.codes import GuiltCode
 
 StartJob = Callable[..., Job]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from dlrover_run.features.hangs.search.codes import GuiltCode
 from dlrover_run.features.hangs.search.detector import MIN_LIMIT, AskStacks, Decision, Resumed, Stalled
-from dlrover_run.features.hangs.search.guilt import GuiltCode
 from dlrover_run.features.hangs.search.spin import PROBES
 from dlrover_run.features.hangs.search.suspects import Place, Suspect
 from dlrover_run.observe.processes import ProcessFigures, WorkerFigures

@@ -14,8 +14,9 @@ from dlrover_run.coordination.records.activity import WAITS
 from dlrover_run.events.records import Event, Events, WorkerResumed, WorkerStalled
 from dlrover_run.features.hangs.node.diagnosis import Quiet
 from dlrover_run.features.hangs.node.stall_report import StallReport
+from dlrover_run.features.hangs.search.codes import GuiltCode
 from dlrover_run.features.hangs.search.detector import Resumed, StallCode, Stalled
-from dlrover_run.features.hangs.search.guilt import Finding, GuiltCode
+from dlrover_run.features.hangs.search.guilt import Finding
 from dlrover_run.features.hangs.search.suspects import Suspect
 from dlrover_run.observe.tick import Tick
 from tf_ps_runner.agent import task_watch

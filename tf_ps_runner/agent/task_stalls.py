@@ -15,6 +15,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from dlrover_run.features.hangs.search.codes import GuiltCode
 from dlrover_run.features.hangs.search.detector import (
     MIN_LIMIT,
     AskStacks,
@@ -24,7 +25,7 @@ from dlrover_run.features.hangs.search.detector import (
     StallCode,
     Stalled,
 )
-from dlrover_run.features.hangs.search.guilt import Finding, GuiltCode
+from dlrover_run.features.hangs.search.guilt import Finding
 from dlrover_run.features.hangs.search.suspects import Place, Suspect
 from dlrover_run.observe.records import Evidence
 from dlrover_run.stacks.stack import Stack

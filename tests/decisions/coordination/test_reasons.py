@@ -14,7 +14,7 @@ from support.command_lines import run_python
 from support.golden import assert_answers
 
 from dlrover_run.features.autoscale.text import AutoscaleCode
-from dlrover_run.features.hangs.search.guilt import GuiltCode
+from dlrover_run.features.hangs.search.codes import GuiltCode
 from dlrover_run.features.hangs.stragglers.text import StragglerCode
 from dlrover_run.features.inspect.answers import WhyCode
 from dlrover_run.features.node_check.text import NodeCheckCode

@@ -10,6 +10,7 @@ from dlrover_run.events.records import WorkerResumed, WorkerStalled
 from dlrover_run.features.hangs.collectives.evidence import Evidence
 from dlrover_run.features.hangs.node.kept_evidence import keep_evidence
 from dlrover_run.features.hangs.node.stall_report import StallReport, show_stacks
+from dlrover_run.features.hangs.search.codes import shown_code
 from dlrover_run.features.hangs.search.detector import Resumed
 from dlrover_run.features.hangs.settings import StallAction
 from dlrover_run.words.text import format_ranks
@@ -38,13 +39,13 @@ class StallResponse:
         if stopping or self._services.shutdown.requested:
             return
         ranks = self._workers.ranks
-        codes = [reason.code for reason in report.reasons]
+        code = shown_code(report.reasons)
         stalled = [
             worker
             for worker in self._workers.group.running
             if not report.is_alone or worker.spec.rank in report.stalled.ranks
         ]
-        marks = {one.spec.rank: codes[0] if codes and one.spec.rank in report.guilty else WAITS for one in stalled}
+        marks = {one.spec.rank: code if code and one.spec.rank in report.guilty else WAITS for one in stalled}
         before = self._workers.stalled if report.is_alone else {}
         self._workers.stalled = {**before, **marks}
         for worker in stalled:
@@ -61,7 +62,7 @@ class StallResponse:
                     guilty=guilty,
                 )
             )
-        if report.is_alone and all(before.get(rank) == codes[0] for rank in report.guilty if rank in marks):
+        if report.is_alone and all(before.get(rank) == code for rank in report.guilty if rank in marks):
             # Another worker waits for them now.
             return
         self._services.console.info(report.line)

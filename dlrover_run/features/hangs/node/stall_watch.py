@@ -19,7 +19,14 @@ from dlrover_run.features.hangs.node.watch_health import RETRY_INTERVAL, WatchHe
 from dlrover_run.features.hangs.search.detector import AskStacks, Decision, Resumed, StallCode, Stalled
 from dlrover_run.features.hangs.search.outside import LearnedPauses
 from dlrover_run.features.hangs.search.spin import PROBES, moves
-from dlrover_run.features.hangs.search.suspects import DeviceUse, Suspect, describe_worker, hold_unproven
+from dlrover_run.features.hangs.search.suspects import (
+    DeviceUse,
+    Look,
+    Suspect,
+    describe_worker,
+    has_moved,
+    hold_unproven,
+)
 from dlrover_run.observe.records import Evidence
 from dlrover_run.observe.sample import AdaptiveSampler, Sampling
 from dlrover_run.stacks.stack import Stack
@@ -133,8 +140,8 @@ class StallWatch:
         self._vary = vary
         self._ended: list[int] = []
         self._figures: dict[int, list[Evidence]] = defaultdict(list)
-        # The variables of each worker when its stall was looked at first, and since when that lasts.
-        self._variables: dict[int, tuple[float, int]] = {}
+        # What each worker showed when its stall was looked at first, and since when that lasts.
+        self._looks: dict[int, tuple[float, Look]] = {}
 
     async def take(self) -> float:
         """Take a sample, and carry out what follows from it; the seconds until the next one. After an error, as of a
@@ -230,14 +237,14 @@ class StallWatch:
             )
             alone = stalled.code is StallCode.ALONE and rank in stalled.ranks
             counts = timeout is not None or rank in steps
-            moved = self._has_moved(rank, stalled.since, stacks.get(rank))
-            suspects.append(replace(suspect, alone=alone, counts=counts, moved=moved))
+            suspects.append(replace(suspect, alone=alone, counts=counts))
         # While others train, NCCL would have all of them answer.
         positions = {} if partly else await self._sources.positions()
         devices = await self._sources.devices()
         suspects = [
             replace(one, positions=positions.get(one.rank, ()), device=devices.get(one.rank)) for one in suspects
         ]
+        suspects = [self._with_moved(one, stalled.since, stacks.get(one.rank)) for one in suspects]
         suspects = [replace(one, outside=one.outside and may_be_outside) for one in hold_unproven(suspects)]
         suspects += [Suspect(rank, ended=True) for rank in self._ended]
         trains = bool(steps) or timeout is not None
@@ -257,14 +264,14 @@ class StallWatch:
         share = (now.ready - before.ready) / seconds
         return share, (now.main + now.queued - before.main - before.queued) / seconds if now.turns else None
 
-    def _has_moved(self, rank: int, since: float, stack: Stack | None) -> bool:
-        """Whether a worker has run Python since the first look at this stall."""
-        variables = 0 if stack is None else stack.variables
-        known_since, before = self._variables.get(rank, (since, 0))
-        if known_since != since or not before:
-            self._variables[rank] = (since, variables)
-            return False
-        return variables not in (0, before)
+    def _with_moved(self, suspect: Suspect, since: float, stack: Stack | None) -> Suspect:
+        """The worker, and whether it has moved since the first look at this stall."""
+        look = Look(0 if stack is None else stack.variables, suspect.positions)
+        known_since, first = self._looks.get(suspect.rank, (None, look))
+        if known_since != since:
+            self._looks[suspect.rank] = (since, look)
+            return suspect
+        return replace(suspect, moved=has_moved(first, look, suspect.place))
 
     async def _probe(self, ranks: tuple[int, ...]) -> dict[int, list[tuple[str, ...]]]:
         """The innermost calls of these workers at up to BURST moments."""

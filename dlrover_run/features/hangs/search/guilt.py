@@ -10,12 +10,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from dataclasses import replace as replace_finding
 
 from msgspec.structs import replace
 
+from dlrover_run.features.hangs.collectives.compare import LagKind
+from dlrover_run.features.hangs.search.behind import (
+    awaited_reason,
+    first_lag,
+    guilty_ranks,
+    lag_code,
+    lag_reasons,
+    same_operation,
+    same_operation_reason,
+)
+from dlrover_run.features.hangs.search.codes import GuiltCode
 from dlrover_run.features.hangs.search.suspects import Place, Suspect
 from dlrover_run.stacks.stack import Frame
-from dlrover_run.words.reasons import ReasonCode, Reasons, register
+from dlrover_run.words.reasons import Reasons
 
 AGE_MARGIN = 0.05
 """Seconds by which the last data of a worker must be older than that of all others. Within a collective all of them
@@ -26,44 +38,13 @@ NODES_AGE_MARGIN = 2.0
 seen: a node looks at its connections once a second."""
 
 
-class GuiltCode(ReasonCode):
-    """Why the other workers wait for a worker; the texts continue the worker's name."""
-
-    STOPPED = "is stopped by a signal"
-    BLOCKED_IN_KERNEL = "waits for a disk or a device"
-    ENDED = "has ended"
-    CHILD_LOST = "waits for a child that is stopped or dead"
-    SPINNING = "uses its processor in one place"
-    LOCKED = "waits for a lock"
-    ELSEWHERE = "is not in the collective in which the others wait"
-    OFF_DEVICE = "has not begun the operation for which the others wait on their devices"
-    OTHER_WAIT = "waits for its device at another place than the others"
-    DIFFERENT_WAITS = "wait for their devices at different places"
-    ON_DEVICE = "every rank waits for its device, or computes in one call, and nothing says for which operation"
-    OTHER_COLLECTIVE = "waits in another collective than the others"
-    DIFFERENT_COLLECTIVES = "wait in different collectives"
-    SENT_NOTHING = "has sent nothing for longer than the others"
-    NETWORK = "has sent data that is not acknowledged"
-    UNKNOWN = "the evidence names no rank"
-    OUTSIDE = "waits outside of TensorFlow"
-    BEHIND = "waits in TensorFlow while other tasks make progress"
-    UNNAMED = "the evidence names no task"
-    IDLE = "makes no progress"
-    OTHERS_GO_ON = " while the others go on"
-    LATE = "has not connected to the store long after the first worker"
-    PLACE = ", at {file}:{line} in {function}"
-    OTHER_PLACE = ", and at {file}:{line} in {function}"
-
-
-register(GuiltCode, "stall.")
-
-
 @dataclass(frozen=True)
 class Finding:
     """The workers that the others wait for, why, the user's line where the first of them is, and the evidence: codes
     of the rules that agree, and figures. Of workers that wait for each other, `other_line` is where those are that wait
     at another line. It is good evidence only after `min_quiet` seconds without progress. `others_go_on`: no other
-    worker waits for these, or only some do."""
+    worker waits for these, or only some do. `sentence` are the reasons by the positions in collectives, in place of
+    code and line; `more` follows the code. `is_certain`: it is a hang, however long a worker may compute."""
 
     code: GuiltCode
     ranks: tuple[int, ...] = ()
@@ -73,11 +54,17 @@ class Finding:
     min_quiet: float = 0.0
     other_line: Frame | None = None
     others_go_on: bool = False
+    sentence: Reasons = ()
+    more: Reasons = ()
+    is_certain: bool = False
 
     @property
     def reasons(self) -> Reasons:
         """Why, and where, as reasons that continue the name of a worker."""
-        why = (self.code(), GuiltCode.OTHERS_GO_ON()) if self.others_go_on else (self.code(),)
+        if self.sentence:
+            return self.sentence
+        go_on = (GuiltCode.OTHERS_GO_ON(),) if self.others_go_on else ()
+        why = (self.code(), *go_on, *self.more)
         if self.line is None:
             return why
         reasons = (*why, GuiltCode.PLACE(**self.line._asdict()))
@@ -87,6 +74,12 @@ class Finding:
 CERTAIN = frozenset({GuiltCode.STOPPED, GuiltCode.BLOCKED_IN_KERNEL, GuiltCode.LATE})
 """Findings that need no worker that waits in a collective: the state of a process is proof enough."""
 
+BUSY_DEVICE = 50
+"""Percent of its device that a worker uses whose kernels run, or wait within a collective."""
+
+STATES = CERTAIN | {GuiltCode.ENDED}
+"""Findings by what the kernel says of a process."""
+
 
 def find_stall(suspects: Sequence[Suspect], *, trains: bool, age_margin: float = AGE_MARGIN) -> Finding | None:
     """The workers that the others wait for, of all workers of a round, none of which makes progress. None if it is not
@@ -94,14 +87,16 @@ def find_stall(suspects: Sequence[Suspect], *, trains: bool, age_margin: float =
 
     So one of them must wait for another one, or `trains`: they have counted steps, or the user has set the limit. A
     worker that has ended explains the others only if one of them waits in a collective: the last one may save alone.
-    One that waits for its device may wait for another worker, unless it has `moved` since the stall began.
+    One that waits for its device may wait for another worker. Where a worker has `moved` since the stall began, the
+    job goes on, however slowly.
     """
     running = [one for one in suspects if not one.ended]
     waits = any(map(_waits, running)) or (len(suspects) > 1 and any(map(_on_device, running)))
+    waits = waits or first_lag(suspects) is not None
     if not running:
         return None
     finding = find_guilty(suspects if waits else running, age_margin)
-    if any(one.moved and _on_device(one) for one in running) and finding.code not in CERTAIN:
+    if any(one.moved for one in running) and finding.code not in CERTAIN:
         return None
     trains = trains and len(running) == len(suspects)
     return finding if waits or trains or finding.code in CERTAIN else None
@@ -131,8 +126,21 @@ def ranks_to_restart(finding: Finding, suspects: Sequence[Suspect]) -> tuple[int
     return tuple(rank for rank in finding.ranks if rank in running) or tuple(running[:1])
 
 
-def find_guilty(suspects: Sequence[Suspect], age_margin: float = AGE_MARGIN) -> Finding:
-    """The workers that the others wait for. The order of `suspects` means nothing."""
+def _in_same_operation(found: Finding, suspects: Sequence[Suspect]) -> Finding:
+    """A finding of workers that may all be in one operation: then no kernel computes, and a network that loses data is
+    the cause."""
+    operation = same_operation(suspects)
+    entered = () if operation is None or found.ranks else (same_operation_reason(operation),)
+    is_certain = operation is not None and found.code is GuiltCode.NETWORK
+    if found.code is not GuiltCode.ON_DEVICE:
+        return replace_finding(found, more=entered, is_certain=is_certain)
+    uses = [one.device.own for one in suspects if one.device is not None and one.device.own is not None]
+    busy = len(uses) == len(suspects) and min(uses) >= BUSY_DEVICE
+    last = GuiltCode.DEVICES_BUSY() if busy else GuiltCode.UNEXPLAINED()
+    return replace_finding(found, sentence=(*found.reasons, *entered, *(() if entered and not busy else (last,))))
+
+
+def _find_without_positions(suspects: Sequence[Suspect], age_margin: float) -> Finding:
     known = _with_one_way_to_wait(sorted(suspects, key=lambda one: one.rank))
     findings = [finding for rule in _RULES if (finding := rule(known)) is not None]
     pair = _different_collectives(known)
@@ -144,6 +152,30 @@ def find_guilty(suspects: Sequence[Suspect], age_margin: float = AGE_MARGIN) -> 
     first = findings[0]
     agree = tuple(one.code for one in findings[1:] if one.ranks == first.ranks)
     return Finding(first.code, first.ranks, _line(known, first.ranks), agree, first.seconds)
+
+
+def find_guilty(suspects: Sequence[Suspect], age_margin: float = AGE_MARGIN) -> Finding:
+    """The workers that the others wait for. The order of `suspects` means nothing.
+
+    The positions in collectives say it with certainty, unless the state of a process does for other ranks: one that is
+    stopped or blocked answers no question."""
+    found, known = _find_without_positions(suspects, age_margin), sorted(suspects, key=lambda one: one.rank)
+    lag = first_lag(known)
+    if lag is None:
+        return _in_same_operation(found, known)
+    ranks = guilty_ranks(lag)
+    is_explained = bool(found.ranks) and set(found.ranks) <= set(ranks)
+    by_state = found.code in STATES and not is_explained
+    if by_state or (lag.kind is LagKind.SILENT and is_explained):
+        return replace_finding(found, more=(awaited_reason(lag),))
+    return Finding(
+        lag_code(lag),
+        ranks,
+        _line(known, lag.ranks),
+        (found.code,) if found.ranks == ranks else (),
+        sentence=lag_reasons(lag, known),
+        is_certain=lag.kind in (LagKind.MISMATCH, LagKind.ORDER),
+    )
 
 
 def _line(suspects: Sequence[Suspect], ranks: tuple[int, ...]) -> Frame | None:
@@ -297,6 +329,8 @@ _RULES = (_late, _ended, _stopped, _blocked, _elsewhere, _other_collective, _oth
 
 def is_held_back(finding: Finding, suspects: Sequence[Suspect]) -> bool:
     """Whether a finding has to wait, because a worker that it names waits outside, or any where it names none."""
+    if finding.is_certain:
+        return False
     known = _with_one_way_to_wait(suspects)
     concerned = [one for one in known if one.rank in finding.ranks or not finding.ranks]
     return any(one.outside for one in concerned)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import msgspec
 from msgspec import Meta
@@ -70,7 +70,8 @@ class Suspect(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     not for long enough yet (`outside`). `counts`: it has counted steps, or the user has set the limit.
     `file`, `line` and `function` are the innermost call in a file of the user, empty if unknown. `positions` say where
     it is in its collectives, and `device` how much it uses its device; both are missing where nothing shows them.
-    `has_device`: it has an accelerator open. `moved`: it has run Python since the stall began.
+    `has_device`: it has an accelerator open. `moved`: since the stall began it has run Python although it waits for its
+    device, or has entered another operation. `sleeps`: it waits for a time.
     """
 
     rank: Total
@@ -92,6 +93,7 @@ class Suspect(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     device: DeviceUse | None = None
     has_device: bool = False
     moved: bool = False
+    sleeps: bool = False
 
     @property
     def user_line(self) -> Frame | None:
@@ -131,14 +133,32 @@ def describe_worker(
         line=0 if frame is None else min(frame.line, MAX_LINE),
         function="" if frame is None else _printable(frame.function)[:MAX_FUNCTION],
         has_device=wait.has_device,
+        sleeps=figures is not None and classify(figures.own.state, figures.wchan) is Waits.TIME,
     )
+
+
+class Look(NamedTuple):
+    """What one look at a worker showed: the digest of its variables (`stacks.stack`), and its positions."""
+
+    variables: int
+    positions: tuple[Position, ...] = ()
+
+
+def has_moved(first: Look, now: Look, place: Place) -> bool:
+    """Whether a worker has done something between two looks at one stall. One that waits for its device in the same
+    call runs no Python; the variables of one that looks for something again and again may change and mean nothing."""
+    entered = {position.counter: position.entered for position in first.positions}
+    if any(position.entered > entered.get(position.counter, position.entered) for position in now.positions):
+        return True
+    return place is Place.DEVICE and first.variables != 0 and now.variables not in (0, first.variables)
 
 
 def hold_unproven(suspects: Sequence[Suspect]) -> list[Suspect]:
     """The same workers, of which one that is neither in a collective nor on a device waits outside, if nothing but a
-    worker that may compute in one call waits for it: no process has an accelerator open. One whose state, child or own
+    worker that may compute in one call waits for it: no process has an accelerator open, and no source shows where they
+    are in their collectives. One whose state, child or own
     work shows that it hangs is as it was."""
-    proven = any(one.place is Place.COLLECTIVE or one.has_device for one in suspects)
+    proven = any(one.place is Place.COLLECTIVE or one.has_device or one.positions for one in suspects)
     if proven or not any(one.place is Place.DEVICE for one in suspects):
         return list(suspects)
     return [replace(one, outside=True) if _may_wait(one) else one for one in suspects]

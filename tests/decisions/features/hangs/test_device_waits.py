@@ -12,10 +12,11 @@ from support.virtual_loop import run_virtually
 from test_stall_watch import Workers, hang, stack, watch_of
 
 from dlrover_run.features.hangs.node.stall_report import StallReport
+from dlrover_run.features.hangs.search.codes import GuiltCode
 from dlrover_run.features.hangs.search.detector import Detector
-from dlrover_run.features.hangs.search.guilt import GuiltCode, find_guilty, find_stall, is_held_back
+from dlrover_run.features.hangs.search.guilt import find_guilty, find_stall, is_held_back
 from dlrover_run.features.hangs.search.outside import OUTSIDE_LIMIT
-from dlrover_run.features.hangs.search.suspects import Place, Suspect, describe_worker, hold_unproven
+from dlrover_run.features.hangs.search.suspects import DeviceUse, Place, Suspect, describe_worker, hold_unproven
 from dlrover_run.observe.processes import ProcessFigures, WorkerFigures
 from dlrover_run.observe.records import Evidence, Traffic
 from dlrover_run.stacks.stack import Frame, Stack
@@ -100,9 +101,20 @@ def test_all_on_their_devices_at_one_place() -> None:
     assert is_held_back(found, suspects), "a kernel may take long"
     assert not is_held_back(found, [replace(one, outside=False) for one in suspects])
     assert render(found.reasons) == (
-        "every rank waits for its device, or computes in one call, and nothing says for which operation, "
-        "at /u/train.py:64 in <module>"
+        "every rank waits for its device, or computes in one call, at /u/train.py:64 in <module>; "
+        "nothing says for which operation"
     )
+
+
+def test_devices_that_are_busy_are_in_the_sentence() -> None:
+    busy, idle = (DeviceUse(own=use) for use in (99, 3))
+    for uses, last in (
+        ((busy, busy), "the devices are busy, and nothing says with which kernel"),
+        ((busy, idle), "nothing says for which operation"),
+        ((busy, None), "nothing says for which operation"),
+    ):
+        suspects = [replace(one, device=use) for one, use in zip(on_device(0, 1), uses, strict=True)]
+        assert render(find_guilty(suspects).reasons).endswith(f"; {last}")
 
 
 def test_all_on_their_devices_at_several_places() -> None:

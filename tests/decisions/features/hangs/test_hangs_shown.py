@@ -8,7 +8,7 @@ import pytest
 from support.golden import assert_screens
 
 from dlrover_run.coordination.records.activity import WAITS, TaskActivity
-from dlrover_run.features.hangs.search.guilt import GuiltCode
+from dlrover_run.features.hangs.search.codes import GuiltCode
 from dlrover_run.features.operate.display.text import render_status, status_lines
 from dlrover_run.features.operate.display.top import window
 from dlrover_run.features.operate.protocol import TaskProgress

@@ -14,6 +14,7 @@ from stall_traces import HARMLESS, INTERVAL, PROBED, Trace, Worker, evaluation, 
 
 import dlrover_run
 import tf_ps_runner
+from dlrover_run.features.hangs.search.codes import GuiltCode
 from dlrover_run.features.hangs.search.detector import (
     MIN_LIMIT,
     PAUSE_FACTOR,
@@ -26,7 +27,7 @@ from dlrover_run.features.hangs.search.detector import (
     StallCode,
     Stalled,
 )
-from dlrover_run.features.hangs.search.guilt import Finding, GuiltCode, find_guilty, find_stall, ranks_to_restart
+from dlrover_run.features.hangs.search.guilt import Finding, find_guilty, find_stall, ranks_to_restart
 from dlrover_run.features.hangs.search.spin import PROBES
 from dlrover_run.features.hangs.search.suspects import MAX_FILE, MAX_FUNCTION, Place, Suspect, describe_worker
 from dlrover_run.observe.processes import ProcessFigures, WorkerFigures

@@ -21,8 +21,9 @@ from stall_traces import (
     together,
 )
 
+from dlrover_run.features.hangs.search.codes import GuiltCode
 from dlrover_run.features.hangs.search.detector import MIN_LIMIT, PAUSE_FACTOR, Detector, Resumed, StallCode, Stalled
-from dlrover_run.features.hangs.search.guilt import GuiltCode, find_alone
+from dlrover_run.features.hangs.search.guilt import find_alone
 from dlrover_run.features.hangs.search.round_detectors import ALONE_LIMIT, ENOUGH_WITNESSES, WITNESS_SECONDS
 from dlrover_run.features.hangs.search.suspects import Place, Suspect
 

@@ -23,8 +23,9 @@ from dlrover_run.coordination.rounds.ranks import rank_assignments
 from dlrover_run.features.hangs.node.diagnosis import CoordinatedDiagnosis, Quiet
 from dlrover_run.features.hangs.node.round_watch import RoundWatch
 from dlrover_run.features.hangs.node.stall_report import StallReport
+from dlrover_run.features.hangs.search.codes import GuiltCode
 from dlrover_run.features.hangs.search.detector import Resumed, StallCode, Stalled
-from dlrover_run.features.hangs.search.guilt import NODES_AGE_MARGIN, GuiltCode
+from dlrover_run.features.hangs.search.guilt import NODES_AGE_MARGIN
 from dlrover_run.features.hangs.search.outside import LearnedPauses
 from dlrover_run.features.hangs.search.suspects import Place, Suspect
 from dlrover_run.features.hangs.stalls.model import (

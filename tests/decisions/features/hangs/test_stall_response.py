@@ -15,8 +15,9 @@ from dlrover_run.failures.causes import Cause, cause_of, describe_exit
 from dlrover_run.failures.worker_exit import WorkerExit
 from dlrover_run.features.hangs.node.stall_report import STACKS_FILE, StallReport
 from dlrover_run.features.hangs.node.stall_response import StallResponse
+from dlrover_run.features.hangs.search.codes import GuiltCode
 from dlrover_run.features.hangs.search.detector import Resumed, StallCode, Stalled
-from dlrover_run.features.hangs.search.guilt import Finding, GuiltCode
+from dlrover_run.features.hangs.search.guilt import Finding
 from dlrover_run.features.hangs.settings import StallAction
 from dlrover_run.stacks.stack import Frame, Stack, Thread
 

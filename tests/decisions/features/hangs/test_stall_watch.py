@@ -19,8 +19,8 @@ from dlrover_run.features.hangs.node.diagnosis import CoordinatedDiagnosis, Loca
 from dlrover_run.features.hangs.node.stall_report import StallReport
 from dlrover_run.features.hangs.node.stall_watch import BURST, QUIET_INTERVAL, TRAINING_INTERVAL, Sources, StallWatch
 from dlrover_run.features.hangs.node.watch_health import WatchHealth
+from dlrover_run.features.hangs.search.codes import GuiltCode
 from dlrover_run.features.hangs.search.detector import PAUSES_TO_LEARN, Detector, Resumed
-from dlrover_run.features.hangs.search.guilt import GuiltCode
 from dlrover_run.features.hangs.search.outside import OUTSIDE_LIMIT, LearnedPauses
 from dlrover_run.features.hangs.search.round_detectors import RoundDetectors
 from dlrover_run.features.hangs.search.spin import PROBES
