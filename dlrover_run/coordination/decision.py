@@ -25,6 +25,10 @@ class Unsettled(RuntimeError):
         super().__init__(f"a decision does not settle within {MAX_STEPS} steps")
 
 
+MAX_VALUE = 120
+"""Characters of a value in the debug log: a plan of a large job has thousands of members."""
+
+
 class DeadlineReason(enum.Enum):
     """What happens at a deadline. What a waiting node shows follows from it, so a deadline that concerns only the
     coordinator's own counts can never be shown as a countdown."""
@@ -73,7 +77,7 @@ def seconds_left(deadlines: Sequence[Deadline], now: float, reasons: Set[Deadlin
 
 class Change(NamedTuple):
     """A change of the plan and its author: a feature, the engine, or what else changes a plan. As text it is a line for
-    the debug log, which names the fields that differ and the features whose parts do."""
+    the debug log, with the fields and the features' parts that differ: each with what it was and is, as on the wire."""
 
     author: str
     before: Plan
@@ -82,9 +86,16 @@ class Change(NamedTuple):
     def __str__(self) -> str:
         before, plan = self.before, self.plan
         names = [name for name in Plan.__struct_fields__ if name not in ("clock", "parts")]
-        found = [name for name in names if getattr(before, name) != getattr(plan, name)]
-        found += [f"the part of {part.feature}" for part in plan.parts if part not in before.parts]
+        pairs = [(name, getattr(before, name), getattr(plan, name)) for name in names]
+        earlier = {part.feature: part for part in before.parts}
+        pairs += [(f"the part of {part.feature}", earlier.get(part.feature), part) for part in plan.parts]
+        found = [f"{name} from {_short(was)} to {_short(now)}" for name, was, now in pairs if was != now]
         return f"{self.author} changes {', '.join(found) or 'nothing'}"
+
+
+def _short(value: object) -> str:
+    text = msgspec.json.encode(value).decode()
+    return text if len(text) <= MAX_VALUE else f"{text[:MAX_VALUE]}..."
 
 
 def changed_by(author: str, before: Plan, plan: Plan) -> tuple[Change, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from pathlib import Path
 
 import msgspec
@@ -16,6 +17,7 @@ from support.virtual_torch import KILLED, LOST_PEER, TorchJob, rules
 
 from dlrover_run.coordination.coordinator import Coordinator
 from dlrover_run.coordination.decide import decide
+from dlrover_run.coordination.decision import MAX_VALUE
 from dlrover_run.coordination.membership import KnownNode
 from dlrover_run.coordination.records.plan import Plan, PlanPhase
 from dlrover_run.coordination.records.report import NodePhase, NodeReport
@@ -515,9 +517,12 @@ def test_a_decision_says_who_has_changed_what() -> None:
     # A round ends, and the next one begins: the observers look after each.
     assert [change.author for change in decision.changes] == ["survivors", "rounds"] * 2 + ["survivors"]
     lines = list(map(str, decision.changes))
-    assert lines[0] == "survivors changes the part of survivors"
-    assert lines[1].startswith("rounds changes phase, since, restart_count")
-    assert lines[3].startswith("rounds changes phase, key")
+    assert lines[0].startswith("survivors changes the part of survivors from null to {")
+    assert lines[1].startswith(
+        'rounds changes phase from "training" to "gathering", since from 0.0 to 100.0, restart_count'
+    )
+    assert lines[3].startswith('rounds changes phase from "gathering" to "training", key from {')
+    assert all(len(value) < MAX_VALUE + 60 for value in re.split(r" from | to ", "".join(lines)))
     assert decide(job, decision.plan, present, 100.0).changes == ()
     assert job.order == "each decision asks survivors, rounds"
 
@@ -547,7 +552,11 @@ def test_the_debug_lines_of_a_coordinator_name_requests_and_recovery() -> None:
     job.coordinator.take_log_lines()
     job.coordinator.request(OperatorRequest(Action.STOP), job.now)
     job.coordinator.advance(job.now)
-    assert [line for line in job.coordinator.take_log_lines() if line.startswith("debug: a request changes phase")]
+    assert [
+        line
+        for line in job.coordinator.take_log_lines()
+        if line.startswith('debug: a request changes phase from "training" to "failed"')
+    ]
     found = Coordinator(rules(1, 2, max_restarts=1), 0.0, epoch=2)
     found.shows_changes = True
     _, present = at_work(2, [])
