@@ -182,11 +182,14 @@ class WorkerResources(WorkerEvent, frozen=True, kw_only=True, tag="dlrover.worke
 
 
 class WorkerStalled(WorkerEvent, frozen=True, kw_only=True, tag="dlrover.worker.stalled"):
-    """A worker makes no progress since `since`, as `mono`. The reasons name the evidence."""
+    """A worker makes no progress since `since`, as `mono`. The reasons name the evidence. `collectives` say where it is
+    in each of its groups, by what NCCL or torch's flight recorder show: the numbers of the last operations that it has
+    entered and that have ended, and the kind, number and bytes of the one in which it is."""
 
     since: float
     reasons: Reasons = ()
     guilty: bool = False
+    collectives: tuple[dict[str, Any], ...] = ()
 
 
 class WorkerResumed(WorkerEvent, frozen=True, kw_only=True, tag="dlrover.worker.resumed"):

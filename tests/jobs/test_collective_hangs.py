@@ -113,6 +113,10 @@ def test_workers_that_hang_are_asked_and_what_they_say_is_kept(mailbox: Mailbox)
     assert stalls
     assert not any(one.problem for one in asked)
     assert {(one.source, one.workers) for one in asked} == {("ras", 2), ("flight_recorder", 2)}
+    entered = {one.rank: {each["source"]: each["entered"] for each in one.collectives} for one in stalls}
+    assert entered == {0: {"ras": 41, "flight_recorder": 41}, 1: {"ras": 40, "flight_recorder": 40}}
+    shown = (logs / "latest" / "stacks.txt").read_text()
+    assert "rank 0: waits in all_reduce 41 of the default group (16 KiB): entered 41, ended 40\n" in shown
     (kept,) = (logs / "latest" / "hangs").iterdir()
     assert kept.name.startswith("round-")
     assert kept.name.endswith("-incident-1")

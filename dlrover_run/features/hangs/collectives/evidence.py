@@ -21,9 +21,10 @@ from dlrover_run.features.hangs.collectives.recorder_files import RecorderFiles
 
 @dataclass(frozen=True)
 class Evidence:
-    """What was said of one incident: the report of NCCL as it came, empty without one, and the dumps of the flight
-    recorder by rank."""
+    """What was said of one incident: the positions by rank, the report of NCCL as it came, empty without one, and the
+    dumps of the flight recorder by rank."""
 
+    positions: Mapping[int, tuple[Position, ...]] = field(default_factory=dict)
     ras_report: str = ""
     dumps: Mapping[int, dict[str, Any]] = field(default_factory=dict)
 
@@ -57,11 +58,12 @@ class CollectiveReader:
         if self._ranks.world_size < 2:
             return {}
         (report, by_ras), (dumps, by_recorder) = await asyncio.gather(self._ask_ras(), self._ask_recorder())
-        self.latest = Evidence(report, dumps)
-        return {
+        positions = {
             rank: merged(by_recorder.get(rank, ()), by_ras.get(rank, ()))
             for rank in sorted(by_ras.keys() | by_recorder.keys())
         }
+        self.latest = Evidence(positions, report, dumps)
+        return positions
 
     async def _ask_ras(self) -> tuple[str, Mapping[int, tuple[Position, ...]]]:
         if self._address is None:

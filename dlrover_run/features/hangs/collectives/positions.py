@@ -20,6 +20,9 @@ MAX_NAME = 40
 MAX_OPERATION = 40
 MAX_DTYPE = 20
 
+DEFAULT_GROUP = "default_pg"
+"""What torch calls the group of all ranks."""
+
 # Without control characters: other nodes print them.
 GroupId = Annotated[str, Meta(min_length=1, max_length=MAX_GROUP, pattern=r"\A[^\x00-\x1f\x7f]*\Z")]
 GroupName = Annotated[str, Meta(max_length=MAX_NAME, pattern=r"\A[^\x00-\x1f\x7f]*\Z")]
@@ -37,7 +40,7 @@ class Source(enum.StrEnum):
 class Position(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Where one worker is in the collectives of one group.
 
-    `group` is the same text on all ranks of the group, for one source. `name` is for people, empty if unknown. The
+    `group` is the same text on all ranks of the group, for one source. `name` is that of torch, empty if unknown. The
     group has `size` ranks, 0 if unknown; `members` are its global ranks as far as they are known, as a text of
     `collectives.rank_sets`.
 

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from dlrover_run.features.hangs.collectives.positions import (
+    DEFAULT_GROUP,
     MAX_GROUP,
     MAX_OPERATION,
     MAX_POSITIONS,
@@ -19,9 +20,6 @@ from dlrover_run.features.hangs.collectives.positions import (
 )
 from dlrover_run.features.hangs.collectives.rank_sets import pack
 from dlrover_run.features.hangs.collectives.ras_report import Communicator, Launched, Place
-
-DEFAULT_GROUP = "default group"
-"""What torch calls the group of all ranks; NCCL knows no names."""
 
 
 def ras_positions(
@@ -39,6 +37,7 @@ def ras_positions(
     for one in communicators:
         ours = _our_ranks(one.places, ranks_of, is_here)
         absent = _our_ranks(one.missing, ranks_of, is_here)
+        # NCCL knows no names.
         name = DEFAULT_GROUP if one.size == world_size and of_all == 1 else ""
         members = _members(one, ours, absent, world_size)
         for operation, launched in _kinds(one):

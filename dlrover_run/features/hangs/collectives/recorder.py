@@ -34,7 +34,7 @@ MAX_ENTRIES = 20_000
 MAX_MEMBERS_TEXT = 1_000_000
 """Characters of the list of the ranks of a group."""
 
-DEFAULT_NAMES = {"default_pg": "default group", "undefined": ""}
+UNDESCRIBED = "undefined"
 """How torch describes groups for which the script has no description."""
 
 ITEM_BYTES = {
@@ -147,7 +147,7 @@ def _position(
         entered=entered,
         number=number,
         completed=completed,
-        name=_printable(DEFAULT_NAMES.get(str(name), str(name)))[:MAX_NAME],
+        name="" if name == UNDESCRIBED else _printable(str(name))[:MAX_NAME],
         size=len(members),
         members=pack(members),
         bytes=_bytes(one.get("input_sizes"), dtype),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from dlrover_run.console.console import Console
@@ -60,18 +60,20 @@ class StallReport:
         return render(fold(self.stacks), self.names or format_ranks)
 
 
-def show_stacks(report: StallReport, title: str, run_dir: RunDir, console: Console) -> None:
-    """Append the stacks to the file of the run, below a title; without a directory, print them."""
+def show_stacks(report: StallReport, title: str, run_dir: RunDir, console: Console, places: Sequence[str] = ()) -> None:
+    """Append the stacks to the file of the run, below a title, and `places`, which say where each rank is in its
+    collectives; without a directory, print them."""
+    text = "\n".join([*places, *([""] if places else []), report.text])
     if run_dir.keep and run_dir.path is not None:
         path = os.path.join(run_dir.path, STACKS_FILE)
         try:
             with open(path, "a") as file:
-                file.write(f"{title}: {report.line}\n{report.text}\n\n")
+                file.write(f"{title}: {report.line}\n{text}\n\n")
         except OSError as error:
             console.info(f"the stacks cannot be written to {path} ({error.strerror})")
         else:
             whose = "all ranks" if report.names is None else "all tasks"
             console.info(f"stacks of {format_ranks(report.stalled.ranks) if report.is_alone else whose} in {path}")
             return
-    for line in report.text.splitlines():
+    for line in text.splitlines():
         console.info(line)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import msgspec
+
 from dlrover_run.agent.framework import AgentServices
 from dlrover_run.coordination.records.activity import WAITS
 from dlrover_run.events.records import WorkerResumed, WorkerStalled
 from dlrover_run.features.hangs.collectives.evidence import Evidence
+from dlrover_run.features.hangs.collectives.text import position_lines
 from dlrover_run.features.hangs.node.kept_evidence import keep_evidence
 from dlrover_run.features.hangs.node.stall_report import StallReport, show_stacks
 from dlrover_run.features.hangs.search.codes import shown_code
@@ -39,6 +42,8 @@ class StallResponse:
         if stopping or self._services.shutdown.requested:
             return
         ranks = self._workers.ranks
+        # While others train nothing was asked.
+        evidence = Evidence() if report.is_alone else self._evidence()
         code = shown_code(report.reasons)
         stalled = [
             worker
@@ -60,6 +65,7 @@ class StallResponse:
                     since=report.stalled.since,
                     reasons=report.reasons if guilty else (),
                     guilty=guilty,
+                    collectives=tuple(map(msgspec.to_builtins, evidence.positions.get(worker.spec.rank, ()))),
                 )
             )
         if report.is_alone and all(before.get(rank) == code for rank in report.guilty if rank in marks):
@@ -67,15 +73,16 @@ class StallResponse:
             return
         self._services.console.info(report.line)
         if self._action in ("dump", "restart"):
-            show_stacks(report, f"round {ranks.round}", self._services.run_dir, self._services.console)
-            self._keep_evidence(ranks.round)
+            places = position_lines(evidence.positions, report.names or format_ranks)
+            show_stacks(report, f"round {ranks.round}", self._services.run_dir, self._services.console, places)
+            self._keep_evidence(evidence, ranks.round)
         if self._action == "restart":
             self._restart(report)
 
-    def _keep_evidence(self, round_number: int) -> None:
+    def _keep_evidence(self, evidence: Evidence, round_number: int) -> None:
         """Keep what NCCL and torch have said of the collectives."""
         try:
-            folder = keep_evidence(self._evidence(), round_number, self._services.run_dir)
+            folder = keep_evidence(evidence, round_number, self._services.run_dir)
         except OSError as error:
             self._services.console.info(f"what NCCL has reported cannot be kept ({error.strerror or error})")
         else:

@@ -15,7 +15,9 @@ from parallel_jobs import Call, play, program, ras, recorder
 from dlrover_run.features.hangs.collectives.compare import LagKind, Operation, common_operation, compare
 from dlrover_run.features.hangs.collectives.positions import MAX_POSITIONS, Position, Source
 from dlrover_run.features.hangs.collectives.rank_sets import MAX_TEXT, pack, unpack
+from dlrover_run.features.hangs.collectives.text import describe_position, position_lines
 from dlrover_run.features.hangs.search.suspects import DeviceUse, Suspect
+from dlrover_run.words.text import format_ranks
 
 ALL = tuple(range(4))
 REDUCE = Call("default", ALL, "all_reduce", 2**24)
@@ -215,3 +217,19 @@ def test_a_suspect_with_positions_travels() -> None:
     with pytest.raises(msgspec.ValidationError):
         msgspec.json.decode(msgspec.json.encode(replace(suspect, positions=(position,) * 7)), type=Suspect)
     assert b"positions" not in msgspec.json.encode(Suspect(1))
+
+
+def test_positions_are_shown_with_their_operation_and_ranks_in_the_same_place_together() -> None:
+    waits = Position(
+        "g", Source.FLIGHT_RECORDER, "all_reduce", 4813, 4812, completed=4811, name="default_pg", bytes=2**24
+    )
+    done = replace(waits, entered=4811, number=4811, completed=4811)
+    lines = position_lines({0: [waits], 1: [done], 2: [waits], 3: [waits]}, format_ranks)
+    assert lines == [
+        "ranks 0, 2, 3: waits in all_reduce 4,812 of the default group (16 MiB): entered 4,813, ended 4,811",
+        "rank 1: has ended 4,811: all_reduce 4,811 of the default group (16 MiB)",
+    ]
+    asked = Position("g", Source.RAS, "all_reduce", 119, 119, size=8, ahead=7)
+    assert describe_position(asked) == "has launched all_reduce 119 of a group of 8, 7 of 8 ranks have launched more"
+    receives = Position("pp", Source.FLIGHT_RECORDER, "recv", 5, 5, completed=4, peer=0, size=2, name="pp")
+    assert describe_position(receives) == "waits in recv 5 with rank 0 of group pp: entered 5, ended 4"

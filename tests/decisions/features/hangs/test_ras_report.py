@@ -50,7 +50,7 @@ def test_the_recorded_report_names_the_rank_that_slept() -> None:
         (0,),
         Operation("all_reduce", 120),
     )
-    assert lag.group_name == "default group"
+    assert lag.group_name == "default_pg"
     assert lag.source is Source.RAS
 
 

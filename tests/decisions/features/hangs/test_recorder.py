@@ -52,7 +52,7 @@ def _dump(*entries: dict, groups: dict | None = None) -> dict:
 def test_the_recorded_dumps_name_the_rank_that_slept_and_the_operation() -> None:
     found = {rank: recorder_positions(_recorded(rank), rank) for rank in range(2)}
     (lag,) = compare(found)
-    assert (lag.ranks, lag.waiting, lag.group_name) == ((1,), (0,), "default group")
+    assert (lag.ranks, lag.waiting, lag.group_name) == ((1,), (0,), "default_pg")
     assert lag.awaited == Operation("all_reduce", 125, 1049600 * 4, "Float")
     (position,) = found[1]
     assert (position.entered, position.completed, position.size, position.members) == (124, 124, 2, "0-1")
