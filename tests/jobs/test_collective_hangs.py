@@ -13,7 +13,7 @@ from dlrover_run.events.records import CollectivesRead, WorkerStalled
 
 TESTS = Path(__file__).resolve().parents[1]
 
-# The process of rank 0 answers for both, as any process of a job does with NCCL.
+# Each process answers for both, as with NCCL; those of one node do at the same address.
 SCRIPT = """
 import os, pickle, socket, threading, time
 
@@ -72,8 +72,7 @@ def dump():
 
 if "TORCH_FR_DUMP_TEMP_FILE" in os.environ:
     threading.Thread(target=dump, daemon=True).start()
-if rank == 0:
-    threading.Thread(target=serve, daemon=True).start()
+threading.Thread(target=serve, daemon=True).start()
 for step in range(60):
     note(step)
     training.report(samples=1)
@@ -125,3 +124,16 @@ def test_workers_that_hang_are_asked_and_what_they_say_is_kept(mailbox: Mailbox)
     for rank, number in enumerate((41, 40)):
         dump = json.loads((kept / f"flight-recorder-rank-{rank}.json").read_text())
         assert dump["entries"][0]["collective_seq_id"] == number
+
+
+@pytest.mark.torchrun
+@pytest.mark.long
+def test_each_node_asks_its_own_workers_and_all_name_the_operation(mailbox: Mailbox) -> None:
+    script = mailbox.script("asked.py", SCRIPT)
+    journal = mailbox.directory / "journal"
+    flags = ["--local-nodes=2", "--nproc-per-node=1", "--max-restarts=1", f"--journal={journal}", "--stall-timeout=3"]
+    ended = finish(launch(mailbox, *flags, "--stall-action=restart", script, "hang", str(TESTS)))
+    assert ended.code == 0, ended.err
+    assert ended.err.count("never entered all_reduce 41 of the default group, in which 1 rank waits") >= 2
+    asked = [event for entry in merged(read_logs(journal)) if isinstance(event := entry.event, CollectivesRead)]
+    assert {(one.source, one.workers) for one in asked} == {("ras", 1)}

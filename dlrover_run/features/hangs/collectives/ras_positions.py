@@ -19,7 +19,7 @@ from dlrover_run.features.hangs.collectives.positions import (
     Source,
 )
 from dlrover_run.features.hangs.collectives.rank_sets import pack
-from dlrover_run.features.hangs.collectives.ras_report import Communicator, Launched, Place
+from dlrover_run.features.hangs.collectives.ras_report import ALL_KINDS, Communicator, Launched, Place
 
 
 def ras_positions(
@@ -103,6 +103,8 @@ def _members(one: Communicator, ours: Mapping[int, int], absent: Mapping[int, in
 
 
 def _operation_name(name: str) -> str:
-    """The name in torch's spelling: all_reduce for AllReduce."""
+    """The name in torch's spelling: all_reduce for AllReduce; empty where a version counts all kinds together."""
+    if name == ALL_KINDS:
+        return ""
     snake = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
     return "".join(letter if letter.isprintable() else "?" for letter in snake)[:MAX_OPERATION]

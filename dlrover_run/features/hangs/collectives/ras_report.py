@@ -20,6 +20,10 @@ MAX_RANKS = 200_000
 """Ranks of all communicators of a report that are read."""
 
 
+ALL_KINDS = "collective"
+"""What stands in place of a kind of operation in the text of the first versions, which count all of them together."""
+
+
 class Place(NamedTuple):
     """A process that has a rank: its id, and the address of its node as NCCL prints it."""
 

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from dlrover_run.features.hangs.collectives.positions import DEFAULT_GROUP, Position
+from dlrover_run.features.hangs.collectives.positions import DEFAULT_GROUP, Position, Source
 from dlrover_run.words.text import format_bytes
 
 Names = Callable[[tuple[int, ...]], str]
 
 
 def position_lines(positions: Mapping[int, Sequence[Position]], names: Names) -> list[str]:
-    """One line for each worker and group: where it is. Ranks that are in the same place share a line."""
+    """One line for each worker and group: where it is. Ranks that are in the same place share a line. NCCL RAS shows no
+    more than the flight recorder does, where both are known."""
     places: dict[str, list[int]] = {}
     for rank, own in sorted(positions.items()):
-        for position in own:
+        by_recorder = [position for position in own if position.source is Source.FLIGHT_RECORDER]
+        for position in by_recorder or own:
             places.setdefault(describe_position(position), []).append(rank)
     return [f"{names(tuple(ranks))}: {place}" for place, ranks in places.items()]
 

@@ -230,6 +230,7 @@ def test_positions_are_shown_with_their_operation_and_ranks_in_the_same_place_to
         "rank 1: has ended 4,811: all_reduce 4,811 of the default group (16 MiB)",
     ]
     asked = Position("g", Source.RAS, "all_reduce", 119, 119, size=8, ahead=7)
+    assert position_lines({0: [asked, waits]}, format_ranks) == position_lines({0: [waits]}, format_ranks)
     assert describe_position(asked) == "has launched all_reduce 119 of a group of 8, 7 of 8 ranks have launched more"
     receives = Position("pp", Source.FLIGHT_RECORDER, "recv", 5, 5, completed=4, peer=0, size=2, name="pp")
     assert describe_position(receives) == "waits in recv 5 with rank 0 of group pp: entered 5, ended 4"

@@ -127,6 +127,29 @@ def test_of_a_rank_in_many_groups_those_that_differ_are_kept() -> None:
     assert (lag.ranks, lag.awaited.number) == ((1,), 910)
 
 
+FIRST_VERSION = """
+Group     Comms     Nodes     Ranks     Ranks     Ranks    Status  Errors
+    #  in group  per comm  per node  per comm  in group
+    0         1         1         8         8         8   RUNNING  MISMATCH
+
+Warnings
+========
+
+#0-0 (27a079b828ff1a75) MISMATCH
+  Communicator ranks have different collective operation counts
+  6 ranks have launched up to operation 6650
+  2 ranks have launched up to operation 6649
+  Rank 2 -- GPU 2 managed by process 1002 on node 10.0.0.1
+  Rank 5 -- GPU 5 managed by process 1005 on node 10.0.0.1
+
+"""
+
+
+def test_the_first_versions_count_all_kinds_of_operations_together() -> None:
+    (lag,) = compare(ras_positions(parse_report(FIRST_VERSION), _pids(8), 8))
+    assert (lag.ranks, lag.waiting_count, lag.awaited) == ((2, 5), 6, Operation("", 6650))
+
+
 def test_a_rank_without_a_process_and_unknown_fields_are_left_out() -> None:
     report = json.loads(json_report(_behind(2, 1)))
     report["new"] = {"field": [1]}
