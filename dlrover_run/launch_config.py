@@ -61,6 +61,7 @@ class LaunchConfig:
     stall_action: str = "report"
     stall_timeout: float | None = None
     checkpoint_memory: str | None = None
+    job_cache: str | None = None
     hook: Sequence[str] = ()
     hook_timeout: float | None = None
     autoscale: bool | str = False

@@ -1,9 +1,19 @@
-"""What is free on a file system for this process."""
+"""What is free on a file system for this process, and whether other machines share it."""
 
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import NamedTuple
+
+_NETWORK_DISKS = frozenset(
+    {"9p", "afs", "beegfs", "ceph", "cifs", "gfs2", "gpfs", "lustre", "nfs", "nfs4", "ocfs2", "orangefs", "panfs"}
+    | {"pvfs2", "smb3", "virtiofs", "wekafs"}
+)
+"""Types of file systems that several machines may share."""
+
+_LOCAL_FUSE = frozenset({"fuseblk", "fuse.fuse-overlayfs", "fuse.overlayfs", "fuse.ntfs", "fuse.portal"})
+"""Those of FUSE that are on one machine; the others (JuiceFS, GlusterFS, s3fs, gcsfuse) are on a network."""
 
 
 class DiskSpace(NamedTuple):
@@ -28,3 +38,26 @@ def disk_space(found: os.statvfs_result) -> DiskSpace:
         files=found.f_files,
         is_read_only=bool(found.f_flag & os.ST_RDONLY),
     )
+
+
+def network_disk(path: str, mounts: Path = Path("/proc/self/mountinfo")) -> str:
+    """The type of the network file system that has this path, such as `nfs4`; empty for a local disk, and where the
+    mounts cannot be read. The path need not exist."""
+    found, longest = "", -1
+    try:
+        lines = mounts.read_text(errors="surrogateescape").splitlines()
+    except OSError:
+        return ""
+    real = os.path.realpath(path)
+    for line in lines:
+        # 36 35 98:0 / /mnt/data rw,noatime shared:1 - nfs4 server:/data rw
+        before, _, after = line.partition(" - ")
+        fields = before.split(" ")
+        if len(fields) < 5 or not after:
+            continue
+        point = fields[4].replace("\\040", " ").replace("\\011", "\t").replace("\\012", "\n").replace("\\134", "\\")
+        # A later mount on the same point hides an earlier one.
+        if len(point) >= longest and (real == point or real.startswith(point.rstrip("/") + "/")):
+            found, longest = after.split(" ")[0], len(point)
+    is_shared = found in _NETWORK_DISKS or (found.startswith("fuse") and found not in _LOCAL_FUSE)
+    return found if is_shared else ""

@@ -55,6 +55,10 @@ def with_device(name: str, job: JobSpec, assignment: Assignment) -> bool:
     return holders.is_present()
 
 
+def by_settings_or_device(name: str, job: JobSpec, assignment: Assignment) -> bool:
+    return by_settings(name, job, assignment) or with_device(name, job, assignment)
+
+
 class Feature(NamedTuple):
     """`name` is that of its folder, of its settings and of its parts of the records.
 
@@ -106,6 +110,7 @@ FEATURES = (
     Feature("resources", node=always, any_engine=True, columns=True, metrics=True),
     Feature("device_errors", node=with_device),
     Feature("checkpoints", flags=True, node=by_settings, columns=True, metrics=True),
+    Feature("job_cache", flags=True, node=by_settings_or_device),
     Feature("hooks", flags=True, node=by_settings),
     Feature("device_memory", node=with_device),
     Feature("operate", node=always, any_engine=True, subcommands=True, web=True),
