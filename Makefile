@@ -36,7 +36,7 @@ demo-tf: $(VENV)/.demo-tf $(TF)/.made ## train the Criteo example with two param
 
 # Most tests wait for processes, so there is work for more of them at a time than a small machine has cores. Each of them
 # gets a run of neighbours, which share what a file sets up.
-PARALLEL := -n 3 --dist worksteal
+PARALLEL := -n 4 --dist worksteal
 
 # The environments are made, and the code is checked, two at a time: pip and mypy use one core each.
 test: ## check the code and run the tests
