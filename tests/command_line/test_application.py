@@ -150,12 +150,18 @@ def test_the_help_names_every_choice_of_a_flag() -> None:
 
 
 COMPLETE = """
-eval "$(env _DLROVER_RUN_COMPLETE=source_bash dlrover-run)"
+eval "$COMPLETION"
 COMP_WORDS=("$@")
 COMP_CWORD=$(($# - 1))
 _dlrover_run_completion dlrover-run
 printf '%s\\n' "${COMPREPLY[@]}"
 """
+
+
+@pytest.fixture(scope="module")
+def bash_completion() -> str:
+    """The script that dlrover-run prints for bash."""
+    return command(_DLROVER_RUN_COMPLETE="source_bash").stdout
 
 
 @pytest.fixture
@@ -198,10 +204,10 @@ def in_bash(line: str, bash_path: str, *words: str, **variables: str) -> subproc
     ],
 )
 def test_bash_completes_flags_and_values_but_not_those_of_the_script(
-    bash_path: str, words: list[str], offered: list[str]
+    bash_path: str, bash_completion: str, words: list[str], offered: list[str]
 ) -> None:
     """Where nothing is offered bash itself falls back on file names."""
-    done = in_bash(COMPLETE, bash_path, "dlrover-run", *words)
+    done = in_bash(COMPLETE, bash_path, "dlrover-run", *words, COMPLETION=bash_completion)
     assert done.stdout.splitlines() == offered
     assert done.stderr == ""
 

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -73,8 +74,13 @@ def graph(root: Path, packages: tuple[str, ...] = PACKAGES) -> dict[str, set[str
     return {name: set(imported(name, file, known)) for name, file in known.items()}
 
 
+@cache
+def product_graph() -> dict[str, set[str]]:
+    return graph(ROOT)
+
+
 def test_no_modules_import_each_other_in_a_circle() -> None:
-    assert circles(graph(ROOT)) == []
+    assert circles(product_graph()) == []
 
 
 @pytest.mark.parametrize(
@@ -95,7 +101,7 @@ def test_a_circle_is_found_in_any_syntax(tmp_path: Path, text: str) -> None:
 
 def test_what_decides_knows_nothing_of_what_people_are_shown() -> None:
     """But for `Coordinator.status`, which asks for it."""
-    found = {(name, each) for name, each in edges(ROOT) if name.startswith("dlrover_run.coordination.")}
+    found = {(name, each) for name, each in edges() if name.startswith("dlrover_run.coordination.")}
     shown = {name for name, each in found if each.startswith("dlrover_run.job_status")}
     assert shown == {"dlrover_run.coordination.coordinator"}
 
@@ -148,7 +154,7 @@ def test_the_core_names_no_feature() -> None:
 
 def test_cluster_environments_are_read_below_the_command_line() -> None:
     below = "dlrover_run.environment"
-    assert [each for name, each in edges(ROOT) if name.startswith(below) and ".command_line" in each] == []
+    assert [each for name, each in edges() if name.startswith(below) and ".command_line" in each] == []
 
 
 @pytest.mark.parametrize("module", ["agent.main", "rendezvous.kv.client", "master.server", "coordination.coordinator"])
@@ -174,9 +180,9 @@ def test_a_node_of_a_master_imports_the_records_and_nothing_that_decides() -> No
     assert {name.removeprefix(core) for name in imported if name.startswith(core)} & deciding == set()
 
 
-def edges(root: Path) -> set[tuple[str, str]]:
-    """Each import of one module by another."""
-    return {(name, each) for name, all_imported in graph(root).items() for each in all_imported}
+def edges() -> set[tuple[str, str]]:
+    """Each import of one module of the product by another."""
+    return {(name, each) for name, all_imported in product_graph().items() for each in all_imported}
 
 
 def test_an_agent_imports_no_module_that_costs_every_launch_memory() -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import ast
 import importlib
 import re
+from functools import cache
 from pathlib import Path
 from typing import get_args
 
@@ -39,6 +40,7 @@ def file_of(named: str, test: str) -> Path:
     return files[0]
 
 
+@cache
 def names_in(file: Path) -> set[str]:
     nodes = ast.walk(ast.parse(file.read_text()))
     return {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}

@@ -66,7 +66,8 @@ def test_the_others_continue_without_the_nodes_of_a_rack(cluster: Cluster) -> No
 @pytest.mark.torchrun
 @pytest.mark.parametrize("rank", [1, *only_long(0)])
 def test_training_continues_in_a_smaller_world(cluster: Cluster, rank: int) -> None:
-    nodes = {name: cluster.node(name, "1:2", script=WORKERS / "train.py") for name in "ab"}
+    flags = ("1:2", "--start-method=forkserver")
+    nodes = {name: cluster.node(name, *flags, script=WORKERS / "train.py") for name in "ab"}
     before = cluster.world(2)
     nodes.pop(before[rank]["node"]).lose()
     succeed(cluster.world(1), *nodes.values())

@@ -56,6 +56,13 @@ class Machine:
         # NVML's spelling of the same address must do too.
         self.gpus.append(DeviceId(f"GPU-{len(self.gpus)}", "0000" + address.upper()))
 
+    def with_gpu(self, node: int) -> Machine:
+        """This machine with one more GPU."""
+        machine = Machine(self.root)
+        machine.nodes, machine.gpus = self.nodes, [*self.gpus]
+        machine.gpu(node)
+        return machine
+
     def _write(self, path: Path, text: str) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text + "\n")
@@ -65,13 +72,14 @@ class Machine:
         return set(cpus_for_rank(mode, local_rank, self.gpus, self.root, usable))
 
 
-@pytest.fixture
-def big(tmp_path: Path) -> Machine:
+@pytest.fixture(scope="module")
+def big(tmp_path_factory: pytest.TempPathFactory) -> Machine:
     """Two sockets, two nodes a socket, three cores a node with two threads each (N and N+12); GPUs on nodes 0, 0, 1, 3.
 
     In each node the first two cores share one last-level cache and the third has its own. Node 4 is memory only.
+    All tests share its hundreds of files.
     """
-    machine = Machine(tmp_path)
+    machine = Machine(tmp_path_factory.mktemp("sys"))
     for node in range(4):
         low = range(node * 3, node * 3 + 3)
         cores = [{cpu, cpu + 12} for cpu in low]
@@ -114,9 +122,8 @@ NODE_3 = {9, 10, 11, 21, 22, 23}
 def test_a_rank_is_bound_to_cpus_near_its_gpu(
     big: Machine, mode: Mode, rank: int, allowed: set[int] | None, bound: set[int]
 ) -> None:
-    if rank == 4:
-        big.gpu(0)
-    assert big.bind(mode, rank, allowed) == bound
+    machine = big.with_gpu(0) if rank == 4 else big
+    assert machine.bind(mode, rank, allowed) == bound
 
 
 @pytest.mark.parametrize(
@@ -134,11 +141,15 @@ def test_what_cannot_be_bound_is_an_error(
         big.bind(mode, rank, allowed)
 
 
-def test_a_cpu_without_caches_is_an_error(big: Machine) -> None:
-    for kind in (big.root / "devices/system/cpu/cpu0/cache").glob("index*/type"):
+def test_a_cpu_without_caches_is_an_error(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    machine.cpus([0, 1], 0, 0, [{0}, {1}], [{0, 1}])
+    machine.gpu(0)
+    assert machine.bind("core-complex", 0) == {0, 1}
+    for kind in (machine.root / "devices/system/cpu/cpu0/cache").glob("index*/type"):
         kind.write_text("Instruction\n")
     with pytest.raises(SpecError, match="no data cache is listed"):
-        big.bind("core-complex", 0)
+        machine.bind("core-complex", 0)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -161,9 +172,13 @@ def test_an_unnamed_node_is_node_0(mode: Mode, tmp_path: Path) -> None:
     ],
 )
 def test_a_missing_file_is_named(mode: Mode, lost: str, big: Machine) -> None:
-    (big.root / lost).unlink()
-    with pytest.raises(SpecError, match="topology cannot be read") as raised:
-        big.bind(mode, 0)
+    file = big.root / lost
+    kept = file.rename(file.with_name("kept"))
+    try:
+        with pytest.raises(SpecError, match="topology cannot be read") as raised:
+            big.bind(mode, 0)
+    finally:
+        kept.rename(file)
     assert lost in str(raised.value)
 
 
