@@ -24,6 +24,8 @@ F_SEAL_SEAL = 0x1
 F_SEAL_SHRINK = 0x2
 F_SEAL_GROW = 0x4
 F_SEAL_WRITE = 0x8
+F_SEAL_FUTURE_WRITE = 0x10
+"""Linux 5.1: refuses writes and new writable mappings; the mappings that exist stay writable."""
 
 MAX_TRIED = 65536
 """Descriptors below this number are found by `open_descriptors` where there is no /proc to list them."""

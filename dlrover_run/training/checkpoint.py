@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from dlrover_run.observe import page
 from dlrover_run.training import peers
 from dlrover_run.training.last_step import STOP_SIGNALS, LastStep
-from dlrover_run.training.memory_line import MemoryLine, NotHeld, state_size
+from dlrover_run.training.memory_line import MemoryLine, NotHeld
 from dlrover_run.training.peer_copies import PeerCopies
 from dlrover_run.training.reports import mark_checkpoint
 from dlrover_run.training.saved_steps import (
@@ -115,7 +115,7 @@ class CheckpointDirectory:
         """Files that were found damaged: they are not counted among those to keep."""
         self._place = Path(os.path.realpath(path))
         """The name of the directory for other processes."""
-        self._memory = MemoryLine()
+        self._memory = MemoryLine(copies=self._files.copies)
         self._was_held = True
         self._agrees = False
         """Whether all ranks have agreed on the step that they resume from."""
@@ -250,9 +250,10 @@ class CheckpointDirectory:
         held = None if file is None else self._memory.open(self._place, file)
         try:
             with _disk_errors_are_damage(), held or path.open("rb") as opened:
-                if held is None:
-                    verify(opened)
-                    opened.seek(0)
+                if held is not None:
+                    return self._files.load_from_memory(opened, map_location)
+                verify(opened)
+                opened.seek(0)
                 return self._files.load(opened, map_location)
         except pickle.UnpicklingError as error:
             raise ValueError(
@@ -268,7 +269,7 @@ class CheckpointDirectory:
             if self._copies is not None:
                 self._copies.connect()
             dump = partial(self._files.dump_to_memory, state)
-            whole = self._memory.save(self._place, file, state_size(state), dump, self.keep, self._damaged)
+            whole = self._memory.save(self._place, file, dump, self._files.fit, self.keep, self._damaged)
         except NotHeld as why:
             if self._was_held:
                 logger.warning("The checkpoint of step %d is written to the disk at once: %s", file.step, why)

@@ -7,19 +7,20 @@ library is needed, and nothing of the launcher is imported; the other end is `fe
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import logging
 import os
 import socket
 import threading
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from dlrover_run import linux
+from dlrover_run.training.device_copies import TORCH_COPIES, DeviceCopies
+from dlrover_run.training.mapped_memory import MappedMemory
 from dlrover_run.training.saved_steps import SavedFile, parse
-from dlrover_run.training.whole_files import StateWriter
+from dlrover_run.training.state_plan import StatePlan
 
 logger = logging.getLogger(__name__)
 
@@ -44,12 +45,10 @@ WRITE_TIMEOUT = 600.0
 
 MAX_MESSAGE = 128 * 1024
 
-_SEALS = linux.F_SEAL_WRITE | linux.F_SEAL_SHRINK | linux.F_SEAL_GROW | linux.F_SEAL_SEAL
+_SPARE_ROOM = 1 << 16
+"""Bytes beyond a state that are reserved, and an eighth of a hundred of it: numbers in the next state may be longer."""
 
-_SPARE_ROOM = 1 << 20
-"""Bytes beyond the tensors of a state that are reserved: its names and plain values."""
-
-_ROOM_OF_TENSOR = 4096
+_PAGE = 4096
 
 
 class NotHeld(Exception):
@@ -59,7 +58,8 @@ class NotHeld(Exception):
 class MemoryLine:
     """This worker's end. Any method but `save` returns what holds without such a process when that is gone."""
 
-    def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
+    def __init__(self, environment: Mapping[str, str] = os.environ, copies: DeviceCopies = TORCH_COPIES) -> None:
+        self._copies = copies
         self._address = environment.get(LINE_VARIABLE, "")
         self._token = environment.get(TOKEN_VARIABLE, "")
         self._local_ranks = int(environment.get("LOCAL_WORLD_SIZE", "1"))
@@ -70,6 +70,10 @@ class MemoryLine:
         self._pid = 0
         # A script may save in a thread.
         self._lock = threading.Lock()
+        self._mapping = threading.Lock()
+        self._mapped: dict[int, MappedMemory] = {}
+        """The memory that this process has mapped, by the number that the other end knows it by."""
+        self._could_register = True
 
     def connect(self) -> None:
         """Have the process that holds checkpoints start, if it does not run yet: a save that is urgent does not wait
@@ -82,31 +86,107 @@ class MemoryLine:
         self,
         directory: Path,
         file: SavedFile,
-        size: int,
-        dump: Callable[[StateWriter], None],
+        dump: Callable[[StatePlan], None],
+        fit: Callable[[StatePlan, int], None],
         keep: int,
         damaged: Collection[SavedFile] = (),
     ) -> bool:
-        """Have a state of about `size` bytes held, which `dump` writes; whether all ranks of this node hold the step
-        now. Raises NotHeld."""
+        """Have a state held, which `dump` plans and `fit` brings to a size; whether all ranks of this node hold the
+        step now. Raises NotHeld."""
         if not self._address:
             raise NotHeld("dlrover-run has not started this process")
-        answer, fd = self._ask({"do": "reserve", "size": size})
-        if fd is None:
-            raise NotHeld(_no_room(answer, size))
-        number = answer["number"]
+        self._forget_parent()
+        plan = StatePlan(self._copies.is_remote)
         try:
-            length = _fill(fd, size, dump)
-        except BaseException:
+            dump(plan)
+            return self._save(directory, file, plan, fit, keep, damaged)
+        finally:
+            plan.clear()
+
+    def _save(
+        self,
+        directory: Path,
+        file: SavedFile,
+        plan: StatePlan,
+        fit: Callable[[StatePlan, int], None],
+        keep: int,
+        damaged: Collection[SavedFile],
+    ) -> bool:
+        size = _with_spare(plan.length)
+        with self._mapping:
+            number, buffer, memory = self._room({"do": "reserve", "least": plan.length, "size": size}, size)
+        device = plan.remote[0].device if plan.remote else None
+        try:
+            memory.wanted = True
+            with memory.lock:
+                fit(plan, memory.size)
+                self._register(memory, device)
+                memory.fill(plan)
+        except BaseException as error:
+            # A device may still write to it.
+            with self._mapping:
+                self._mapped.pop(buffer, None)
             with contextlib.suppress(NotHeld):
                 self._ask({"do": "release", "number": number})
+            if isinstance(error, OSError):
+                raise NotHeld(f"the kernel gives no memory ({error.strerror})") from None
             raise
-        finally:
-            os.close(fd)
-        message = {"do": "keep", "number": number, "size": length, "keep": keep, "local_ranks": self._local_ranks}
+        length, ranks = memory.size, self._local_ranks
+        message = {"do": "keep", "number": number, "size": length, "keep": keep, "local_ranks": ranks}
         answer, _ = self._ask({**message, **_place(directory, file), "damaged": [each.name for each in damaged]})
         self._may_hold = True
+        if answer["spare"]:
+            # The next save does not wait for the kernel, which needs longer to find memory than the copy takes.
+            prepare = partial(self._prepare, length, device)
+            threading.Thread(target=prepare, name="dlrover-run memory", daemon=True).start()
         return bool(answer["whole"])
+
+    def _room(self, message: Mapping[str, Any], size: int) -> tuple[int, int, MappedMemory]:
+        """The number of room for a file, and its memory. Raises NotHeld."""
+        answer, fd = self._ask(message)
+        # Not closed: another thread may use it until it has noticed.
+        self._mapped = {buffer: memory for buffer, memory in self._mapped.items() if buffer in answer["buffers"]}
+        if answer["number"] is None:
+            raise NotHeld(_no_room(answer, size))
+        number, buffer = int(answer["number"]), int(answer["buffer"])
+        if fd is not None:
+            try:
+                self._mapped[buffer] = MappedMemory(fd, size, self._copies)
+            except OSError as error:
+                with contextlib.suppress(NotHeld):
+                    self._ask({"do": "release", "number": number})
+                raise NotHeld(f"the kernel gives no memory ({error.strerror})") from None
+            finally:
+                os.close(fd)
+        return number, buffer, self._mapped[buffer]
+
+    def _prepare(self, size: int, device: Any) -> None:
+        """Map the memory of the next save, while the worker trains."""
+        with contextlib.suppress(NotHeld, OSError):
+            with self._mapping:
+                _, _, memory = self._room({"do": "spare", "size": size}, size)
+                memory.lock.acquire()
+            try:
+                self._register(memory, device)
+                memory.populate()
+            finally:
+                memory.lock.release()
+
+    def _register(self, memory: MappedMemory, device: Any) -> None:
+        if device is None or not self._could_register:
+            return
+        if problem := memory.register(device):
+            self._could_register = False
+            logger.warning(
+                "The memory of checkpoints cannot be pinned (%s), so a save in memory takes longer; see `ulimit -l`",
+                problem,
+            )
+
+    def _forget_parent(self) -> None:
+        """A forked child has neither the mappings of its parent nor its connection, whose answers it must not take."""
+        if self._pid not in (0, os.getpid()):
+            self._pid, self._socket, self._mapped = 0, None, {}
+            self._lock, self._mapping = threading.Lock(), threading.Lock()
 
     def held(self, directory: Path) -> list[SavedFile]:
         """The files of a directory that this node holds."""
@@ -157,10 +237,10 @@ class MemoryLine:
         return {}, None
 
     def _ask(self, message: Mapping[str, Any], timeout: float = ANSWER_TIMEOUT) -> tuple[dict[str, Any], int | None]:
+        self._forget_parent()
         try:
             with self._lock:
-                # A forked child has the connection of its parent, whose answers it must not take.
-                if self._socket is None or self._pid != os.getpid():
+                if self._socket is None:
                     self._connect()
                 return self._exchange(message, timeout)
         except (OSError, ValueError) as error:
@@ -172,6 +252,8 @@ class MemoryLine:
     def _connect(self) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._pid = os.getpid()
+        # The process at the other end may be another one, which counts anew.
+        self._mapped = {}
         self._socket.settimeout(ANSWER_TIMEOUT)
         self._socket.connect("\0" + self._address.removeprefix("@"))
         self._exchange({"token": self._token}, ANSWER_TIMEOUT)
@@ -186,62 +268,9 @@ class MemoryLine:
         return json.loads(data), fds[0] if fds else None
 
 
-class _MemoryWriter:
-    """Writes to a memory file as far as room was reserved."""
-
-    def __init__(self, fd: int, room: int) -> None:
-        self._fd = fd
-        self._room = room
-        self.length = 0
-
-    def write(self, data: bytes | memoryview) -> int:
-        left = memoryview(data).cast("B")
-        if self.length + len(left) > self._room:
-            raise NotHeld(f"the state has more than the {self._room} bytes that were expected")
-        while left:
-            count = os.write(self._fd, left)
-            left = left[count:]
-            self.length += count
-        return memoryview(data).nbytes
-
-    def flush(self) -> None:
-        pass
-
-
-def _fill(fd: int, room: int, dump: Callable[[StateWriter], None]) -> int:
-    """Fill and seal a memory file; the bytes that it has."""
-    writer = _MemoryWriter(fd, room)
-    try:
-        dump(writer)
-        os.ftruncate(fd, writer.length)
-        fcntl.fcntl(fd, linux.F_ADD_SEALS, _SEALS)
-    except OSError as error:
-        raise NotHeld(f"the kernel gives no memory ({error.strerror})") from None
-    return writer.length
-
-
-def state_size(state: object) -> int:
-    """The bytes to reserve for a state: those of its tensors, each storage once, of its strings, and something more."""
-    seen: set[int] = set()
-
-    def size_of(value: Any) -> int:
-        if hasattr(value, "untyped_storage"):
-            storage = value.untyped_storage()
-            key = storage.data_ptr() or id(storage)
-            if key in seen:
-                return _ROOM_OF_TENSOR
-            seen.add(key)
-            return int(storage.nbytes()) + _ROOM_OF_TENSOR
-        if isinstance(value, dict):
-            return sum(size_of(key) + size_of(each) for key, each in value.items())
-        if isinstance(value, (list, tuple, set, frozenset)):
-            return sum(map(size_of, value)) + 16
-        if isinstance(value, (str, bytes)):
-            # A character may take four bytes.
-            return 4 * len(value) + 16
-        return 16
-
-    return size_of(state) + _SPARE_ROOM
+def _with_spare(length: int) -> int:
+    """The bytes to reserve for a state, so that the next one fits too."""
+    return -(-(length + length // 800 + _SPARE_ROOM) // _PAGE) * _PAGE
 
 
 def _place(directory: Path, file: SavedFile) -> dict[str, str]:

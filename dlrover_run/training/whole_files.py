@@ -14,8 +14,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 
+from dlrover_run.training.device_copies import TORCH_COPIES, DeviceCopies
+
 if TYPE_CHECKING:
     import torch
+
+    from dlrover_run.training.state_plan import StatePlan
 
 MAGIC = b"DLRVCKP1"
 LENGTH_BYTES = 8
@@ -30,21 +34,39 @@ class DamagedCheckpointError(Exception):
 class FileOperations:
     """The file operations of a save and a load; a test can interrupt between any two of those of a save."""
 
+    @property
+    def copies(self) -> DeviceCopies:
+        """How what `dump_to_memory` has planned is copied."""
+        return TORCH_COPIES
+
     def dump(self, state: object, file: StateWriter) -> None:
         import torch
 
         torch.save(state, file)  # type: ignore[arg-type]  # it only calls write and flush
 
-    def dump_to_memory(self, state: object, file: StateWriter) -> None:
+    def dump_to_memory(self, state: object, plan: StatePlan) -> None:
         """As `dump`, without torch's checksum of each tensor, which takes as long as the copy: nothing can change the
         memory, and the file gets a checksum of its own."""
+        import torch
+
         with _no_crc():
-            self.dump(state, file)
+            torch.save(state, plan, pickle_module=plan.pickle_module)  # type: ignore[arg-type]  # it only calls write and flush
+
+    def fit(self, plan: StatePlan, size: int) -> None:
+        """Make what `dump_to_memory` has planned as long as the memory that it is copied to."""
+        plan.fit_archive(size)
 
     def load(self, file: BinaryIO, map_location: str | torch.device) -> Any:
         import torch
 
         return torch.load(file, map_location=map_location, weights_only=True)
+
+    def load_from_memory(self, file: BinaryIO, map_location: str | torch.device) -> Any:
+        """As `load`, for a memory file that nothing changes: its tensors are a mapping of it, and not copied."""
+        import torch
+
+        path = f"/proc/self/fd/{file.fileno()}"
+        return torch.load(path, map_location=map_location, weights_only=True, mmap=True)
 
     def create(self, path: Path) -> BinaryIO:
         return path.open("xb")

@@ -37,7 +37,7 @@ from dlrover_run.features.checkpoints.write_behind import TEMPORARY
 from dlrover_run.training.saved_steps import complete_steps, saved_files
 
 sys.path.insert(0, str(WORKERS))
-from hold_steps import ATTEMPT, state_of
+from hold_steps import ATTEMPT, LENGTH_BYTES, state_of
 
 SIZE = 100_000
 
@@ -169,7 +169,7 @@ def test_all_is_on_the_disk_when_a_job_ends(mailbox: Mailbox, start: Start, end:
     assert ended.code != 0
     assert steps_on_disk(mailbox) == [1, 2, 3]
     last = mailbox.directory / "checkpoints" / f"step-000000000004.attempt-{ATTEMPT}.rank-00001-of-00002.pt"
-    assert last.read_bytes().startswith(state_of(4, 1, 20_000_000))
+    assert last.read_bytes()[LENGTH_BYTES:].startswith(state_of(4, 1, 20_000_000))
 
 
 def test_what_memory_holds_is_shown_while_the_job_runs(mailbox: Mailbox, start: Start) -> None:

@@ -11,6 +11,7 @@ import contextlib
 import errno
 import fcntl
 import logging
+import mmap
 import os
 import signal
 import socket
@@ -18,6 +19,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import AsyncIterator, Coroutine, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +30,12 @@ from dlrover_run.coordination.records.activity import MemoryUse
 from dlrover_run.features.checkpoints import write_behind
 from dlrover_run.features.checkpoints.agent_memory import CheckpointMemory
 from dlrover_run.features.checkpoints.held import HeldFile
-from dlrover_run.features.checkpoints.memory import HeldMemory
+from dlrover_run.features.checkpoints.memory import HeldMemory, Owner
 from dlrover_run.training import checkpoint
 from dlrover_run.training.checkpoint import CheckpointDirectory
 from dlrover_run.training.memory_line import MemoryLine, NotHeld
 from dlrover_run.training.saved_steps import SavedFile
-from dlrover_run.training.whole_files import StateWriter
+from dlrover_run.training.whole_files import FOOTER_SIZE
 
 sys.path.insert(0, str(WORKERS))
 import hold_steps
@@ -136,14 +138,14 @@ def _whole(path: Path) -> list[Any]:
 
 
 @pytest.mark.parametrize("kill_at", range(KILL_POINTS))
-def test_a_worker_that_is_killed_in_a_save_leaves_nothing_in_memory(tmp_path: Path, kill_at: int) -> None:
+def test_a_worker_that_is_killed_in_a_save_leaves_nothing_of_it_in_memory(tmp_path: Path, kill_at: int) -> None:
     async def test() -> None:
         async with node() as one:
-            assert await one.worker(tmp_path, 1, KILL_AT=str(kill_at)) == -signal.SIGKILL
+            assert await one.worker(tmp_path, 1, 2, KILL_AT=str(kill_at)) == -signal.SIGKILL
             async with asyncio.timeout(WAIT):
-                while memory_files(one.holder):
+                while memory_files(one.holder) != 1:
                     await asyncio.sleep(0.02)
-            await one.use(used=0)
+            await one.use(used=os.path.getsize(tmp_path / SavedFile(1, hold_steps.ATTEMPT).name) - FOOTER_SIZE)
 
     play(test())
 
@@ -168,26 +170,12 @@ def test_a_save_without_room_is_written_at_once_with_one_warning(
         async with node(limit=1) as one:
             directory = one.directory(tmp_path, monkeypatch)
             for step in (1, 2):
-                await in_thread(directory.save, step, state_of(step, 0), memory=True)
+                await in_thread(directory.save, step, state_of(step, 0, 2 * MIB), memory=True)
             assert [each.step for each in _whole(tmp_path)] == [1, 2]
 
     with caplog.at_level(logging.WARNING):
         play(test())
     assert ["--checkpoint-memory" in message for message in caplog.messages] == [True]
-
-
-def test_a_state_that_grows_while_it_is_saved_is_written_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def test() -> None:
-        async with node() as one:
-            directory = one.directory(tmp_path, monkeypatch)
-            monkeypatch.setattr(checkpoint, "state_size", lambda state: 10)
-            await in_thread(directory.save, 1, state_of(1, 0), memory=True)
-            assert [each.step for each in _whole(tmp_path)] == [1]
-            await one.use(used=0)
-
-    play(test())
 
 
 def test_without_a_launcher_a_step_is_written_at_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -202,16 +190,17 @@ def test_what_is_held_cannot_be_changed(tmp_path: Path) -> None:
         async with node() as one:
             line = MemoryLine(one.environment)
             file = SavedFile(1)
-
-            def dump(writer: StateWriter) -> None:
-                writer.write(b"right")
-
-            await in_thread(line.save, tmp_path, file, 100, dump, 1)
+            files = Bytes()
+            await in_thread(line.save, tmp_path, file, partial(files.dump, b"right"), files.fit, 1)
             opened = await in_thread(line.open, tmp_path, file)
-            with opened, pytest.raises(PermissionError):
-                os.pwrite(os.open(f"/proc/self/fd/{opened.fileno()}", os.O_RDWR), b"wrong", 0)
-            with opened if not opened.closed else await in_thread(line.open, tmp_path, file) as again:
-                assert again.read() == b"right"
+            with opened:
+                writable = os.open(f"/proc/self/fd/{opened.fileno()}", os.O_RDWR)
+                with pytest.raises(PermissionError):
+                    os.pwrite(writable, b"wrong", 0)
+                with pytest.raises(PermissionError):
+                    mmap.mmap(writable, 0)
+                os.close(writable)
+                assert files.load(opened, None) == b"right"
 
     play(test())
 
@@ -220,9 +209,9 @@ def test_memory_that_is_not_sealed_is_not_taken(tmp_path: Path, monkeypatch: pyt
     async def test() -> None:
         async with node() as one:
             line = MemoryLine(one.environment)
-            monkeypatch.setattr("dlrover_run.training.memory_line._SEALS", fcntl.F_SEAL_GROW)
+            monkeypatch.setattr("dlrover_run.training.mapped_memory._SEALS", fcntl.F_SEAL_GROW)
             with pytest.raises(NotHeld):
-                await in_thread(line.save, tmp_path, SavedFile(1), 100, lambda writer: writer.write(b"x"), 1)
+                await in_thread(line.save, tmp_path, SavedFile(1), partial(Bytes().dump, b"x"), Bytes().fit, 1)
             await one.use(used=0)
 
     play(test())
@@ -236,7 +225,7 @@ def test_a_stranger_is_not_served_and_others_are(tmp_path: Path, wrong: str) -> 
             if wrong == "a token":
                 stranger = MemoryLine({**environment, "DLROVER_CHECKPOINT_MEMORY_TOKEN": "none"})
                 with pytest.raises(NotHeld):
-                    await in_thread(stranger.save, tmp_path, SavedFile(1), 100, lambda writer: None, 1)
+                    await in_thread(stranger.save, tmp_path, SavedFile(1), lambda plan: None, Bytes().fit, 1)
             else:
                 with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
                     connection.connect("\0" + environment["DLROVER_CHECKPOINT_MEMORY"][1:])
@@ -308,13 +297,13 @@ class Disk(write_behind.LockedFiles):
 
 def filled(memory: HeldMemory, path: Path, step: int) -> None:
     """Hold a step, as a worker has it held."""
-    room = memory.reserve(5)
+    room = memory.reserve(5, 5, Owner())
     assert room is not None
-    number, fd = room
-    os.write(fd, b"state")
-    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
-    os.close(fd)
-    memory.add(HeldFile(number, path, SavedFile(step), 5, keep=9), local_ranks=1)
+    assert room.fd is not None
+    os.write(room.fd, b"state")
+    fcntl.fcntl(room.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE)
+    os.close(room.fd)
+    memory.add(HeldFile(room.number, path, SavedFile(step), 5, keep=9), local_ranks=1)
 
 
 def test_what_the_disk_refuses_stays_in_memory_with_one_line_and_is_tried_again(tmp_path: Path) -> None:
@@ -429,8 +418,10 @@ class Group:
 
 def of_node(path: Path, one: Node, **ranks: int) -> CheckpointDirectory:
     """The directory of a worker of that node."""
-    directory = CheckpointDirectory(path, files=Bytes(), **ranks, attempt=hold_steps.ATTEMPT if ranks else None)  # type: ignore[arg-type]
-    directory._memory = MemoryLine({**one.environment, "DLROVER_CHECKPOINT_MEMORY_USED": "1"})
+    files = Bytes()
+    directory = CheckpointDirectory(path, files=files, **ranks, attempt=hold_steps.ATTEMPT if ranks else None)  # type: ignore[arg-type]
+    line = MemoryLine({**one.environment, "DLROVER_CHECKPOINT_MEMORY_USED": "1"}, files.device)
+    directory._memory = line
     return directory
 
 

@@ -11,12 +11,13 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.harness import WAIT
-from test_held_checkpoints import MIB, filled, in_thread, node, play
+from test_held_checkpoints import MIB, Bytes, filled, in_thread, node, play
 
 from dlrover_run import linux
 from dlrover_run.features.checkpoints import memory
@@ -118,6 +119,7 @@ def test_what_another_rank_needs_of_a_copy_is_written_to_the_disk(tmp_path: Path
 def test_the_other_node_writes_what_a_lost_node_had_not_written(tmp_path: Path, lost: bool) -> None:
     """Two holders as agents start them; the disk takes nothing while both live."""
     folder = tmp_path / "checkpoints"
+    files = Bytes()
 
     async def test() -> None:
         async with node() as one, node() as other:
@@ -126,15 +128,16 @@ def test_the_other_node_writes_what_a_lost_node_had_not_written(tmp_path: Path, 
             folder.touch()
             line = MemoryLine(one.environment)
             await in_thread(line.copy_to, HERE, port, "key")
-            await in_thread(line.save, folder, SavedFile(5), 100, lambda writer: writer.write(b"five"), 3)
+            await in_thread(line.save, folder, SavedFile(5), partial(files.dump, b"five"), files.fit, 3)
             await until_held(listening, folder)
             os.kill(one.holder, signal.SIGSTOP)
             folder.unlink()
             if lost:
                 os.kill(one.holder, signal.SIGKILL)
-                await other.use(waiting=0, used=4)
+                await other.use(waiting=0)
                 await until_listed(folder)
-                assert (folder / SavedFile(5).name).read_bytes().startswith(b"five")
+                with (folder / SavedFile(5).name).open("rb") as written:
+                    assert files.load(written, None) == b"five"
             else:
                 os.kill(one.holder, signal.SIGCONT)
                 await one.memory.drain(WAIT)
@@ -169,16 +172,17 @@ def no_descriptor_left() -> Iterator[None]:
 def test_without_descriptors_nothing_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "DESCRIPTOR_PAUSE", 0.01)
     node = Side()
-    room = node.memory.reserve(100)
+    owner = memory.Owner()
+    room = node.memory.reserve(100, 100, owner)
     assert room is not None
-    number, fd = room
-    os.write(fd, bytes(100))
-    fcntl.fcntl(fd, linux.F_ADD_SEALS, memory.SEALS)
-    os.close(fd)
-    node.memory.add(HeldFile(number, tmp_path, SavedFile(1), 100, 1), 1)
+    assert room.fd is not None
+    os.write(room.fd, bytes(100))
+    fcntl.fcntl(room.fd, linux.F_ADD_SEALS, memory.SEALS)
+    os.close(room.fd)
+    node.memory.add(HeldFile(room.number, tmp_path, SavedFile(1), 100, 1), 1)
     with no_descriptor_left():
-        assert node.memory.reserve(100) is None
-        assert node.memory.prepare_spare(100) is None
+        assert node.memory.reserve(100, 100, owner) is None
+        assert node.memory.prepare_spare(100, owner) is None
         assert node.memory.reserve_copy(100) is None
         assert node.memory.figures.used == 100
         node.write()

@@ -1,7 +1,8 @@
 """The checkpoints that this process holds: the pages, and who waits for what. Safe for threads.
 
-A file is filled by a worker through a descriptor that this process has created, and sealed by it: after that the kernel
-refuses every change of it. Nothing has a name in a file system, so the kernel frees all of it with its last owner.
+A worker maps a file that this process has created, seals it, and fills it: nothing else can change it then. A file that
+is not needed any more serves its worker again, because to find new memory takes the kernel longer than a copy, and a
+device has to pin it. Nothing has a name in a file system, so the kernel frees all of it with its last owner.
 """
 
 from __future__ import annotations
@@ -16,16 +17,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dlrover_run import linux
-from dlrover_run.features.checkpoints.held import HeldFile, HeldFiles
+from dlrover_run.features.checkpoints.held import HELD_STEPS, HeldFile, HeldFiles
 from dlrover_run.training.saved_steps import SavedFile
 
 SEALS = linux.F_SEAL_WRITE | linux.F_SEAL_SHRINK | linux.F_SEAL_GROW
+"""Those of a file that this process has filled."""
+
+SEALED = linux.F_SEAL_WRITE | linux.F_SEAL_FUTURE_WRITE
+"""One of these is on a file that was filled. The size of each is sealed when it is created."""
 
 RETRY_INTERVAL = 30.0
 """Seconds after which a file is tried again that the disk has refused."""
-
-SPARE_PIECE = 32 * 1024 * 1024
-"""Bytes of a spare that are prepared at a time: a save that comes meanwhile waits for one piece."""
 
 DESCRIPTOR_PAUSE = 1.0
 """Seconds until a file is tried again for which this process had no descriptor left."""
@@ -33,7 +35,15 @@ DESCRIPTOR_PAUSE = 1.0
 DROP_TIMEOUT = 1.0
 """Seconds at the end in which the other node is sent the names of the copies that it may drop."""
 
+MAX_SURPLUS = 1 / 4
+"""By how much of its size a state may be smaller than the memory that it is saved in again, besides MIN_SURPLUS."""
+
+MIN_SURPLUS = 1 << 20
+
 Number = int
+
+Buffer = int
+"""The number under which a worker first got a memory file, and by which it knows its mapping of it."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +54,23 @@ class Figures:
     limit: int
     waiting: int
     waiting_bytes: int
+
+
+@dataclass(frozen=True)
+class Room:
+    """Room for a file. `fd` is a descriptor that the caller closes; None if the worker has it mapped already."""
+
+    number: Number
+    buffer: Buffer
+    fd: int | None
+
+
+class Owner:
+    """A worker that may use a memory file again, as long as it is connected. Compared by identity."""
+
+    def __init__(self) -> None:
+        self.spare: Number | None = None
+        self.is_connected = True
 
 
 class HeldMemory:
@@ -57,6 +84,9 @@ class HeldMemory:
         self._files = HeldFiles(limit)
         self._fds: dict[Number, int] = {}
         self._left: list[int] = []
+        self._mapped: dict[Number, tuple[Owner, Buffer]] = {}
+        """The files that nothing but this process reads, with the worker that has each mapped."""
+        self._sending: Number | None = None
         self._writing: HeldFile | None = None
         self._ends = False
         self._refused = ""
@@ -67,38 +97,60 @@ class HeldMemory:
             waiting = self._files.waiting
             return Figures(self._files.used, self._files.limit, len(waiting), sum(each.size for each in waiting))
 
-    def reserve(self, size: int, spare: Number | None = None) -> tuple[Number, int] | None:
-        """Room for a file of `size` bytes: its number, and a descriptor that the caller closes; None if there is none.
-        `spare` is used for it if it is still there."""
+    def reserve(self, least: int, size: int, owner: Owner) -> Room | None:
+        """Room for a file of at least `least` bytes: memory that the owner has mapped, if there is some that fits, else
+        new memory of `size` bytes. None if there is none."""
         with self._changed:
-            if spare is not None and self._files.take_spare(spare):
-                return self._handed_out(spare)
+            if (spare := self._take_spare(owner)) is not None:
+                if self._fits(spare, least):
+                    return Room(spare, self._mapped[spare][1], None)
+                self._files.release(spare)
+                self._close([spare])
             number, leaving = self._files.reserve(size)
+            again = next((each for each in leaving if self._is_free_for(each, owner) and self._fits(each, least)), None)
+            if number is not None and again is not None:
+                self._rename(again, number)
+                leaving.remove(again)
             self._close(leaving)
-            if number is None or not self._create(number, size):
+            if number is None or (again is None and not self._create(number, size)):
                 return None
             self._note_change()
-            return self._handed_out(number)
+            if again is not None:
+                return Room(number, self._mapped[number][1], None)
+            return self._for_owner(number, owner)
 
-    def prepare_spare(self, size: int, wanted: Callable[[], bool] = lambda: False) -> Number | None:
-        """Fill room with empty memory, so that the next save need not wait for the kernel to find it; None if there is
-        no room. It stops early when it is `wanted`, and the kernel finds the rest while it is filled."""
+    def prepare_spare(self, size: int, owner: Owner) -> Room | None:
+        """Room for the next save of a worker, which maps it while it trains; None if it needs none, or there is no
+        room."""
         with self._changed:
-            number, _ = self._files.reserve(size, spare=True)
-            if number is None or not self._create(number, size) or (room := self._handed_out(number)) is None:
+            if not self._wants_spare(owner):
                 return None
-            _, fd = room
-        try:
-            for start in range(0, size, SPARE_PIECE):
-                if wanted():
-                    break
-                os.posix_fallocate(fd, start, min(SPARE_PIECE, size - start))
-        except OSError:
-            self.release(number)
-            return None
-        finally:
-            os.close(fd)
-        return number
+            number, _ = self._files.reserve(size, spare=True)
+            if number is None or not self._create(number, size):
+                return None
+            room = self._for_owner(number, owner)
+            owner.spare = None if room is None else number
+            return room
+
+    def wants_spare(self, owner: Owner) -> bool:
+        """Whether the next save of a worker would wait for new memory."""
+        with self._changed:
+            return self._wants_spare(owner)
+
+    def buffers_of(self, owner: Owner) -> list[Buffer]:
+        """The memory that the owner may use again; it unmaps all other."""
+        with self._changed:
+            return [buffer for mapped_by, buffer in self._mapped.values() if mapped_by is owner]
+
+    def disconnect(self, owner: Owner) -> None:
+        """A worker has ended: nothing serves it again."""
+        with self._changed:
+            owner.is_connected = False
+            if (spare := self._take_spare(owner)) is not None:
+                self._files.release(spare)
+                self._close([spare])
+                self._note_change()
+            self._mapped = {number: mapped for number, mapped in self._mapped.items() if mapped[0] is not owner}
 
     def release(self, number: Number) -> None:
         """Give room back. Idempotent."""
@@ -113,10 +165,10 @@ class HeldMemory:
         another size."""
         with self._changed:
             fd = self._fds[held.number]
-            if fcntl.fcntl(fd, linux.F_GET_SEALS) & SEALS != SEALS or os.fstat(fd).st_size != held.size:
+            if not fcntl.fcntl(fd, linux.F_GET_SEALS) & SEALED or os.fstat(fd).st_size != held.size:
                 raise ValueError("the memory of a checkpoint is not sealed, or has another size than was said")
             leaving = self._files.add(held)
-            self._left += self._take_out([number for number in leaving if number != held.number])
+            self._let_go([number for number in leaving if number != held.number])
             whole = self._files.is_whole_here(held, local_ranks)
             self._note_change()
         return whole
@@ -136,9 +188,9 @@ class HeldMemory:
             if number is None:
                 return None
             self._files.take_spare(number)
-            if not self._create(number, size):
+            if not self._create(number, size) or (fd := self._handed_out(number)) is None:
                 return None
-            return self._handed_out(number)
+            return number, fd
 
     def add_copy(self, held: HeldFile, number: Number) -> None:
         """Hold a copy of another node's file, which was received whole."""
@@ -172,11 +224,13 @@ class HeldMemory:
         closes; or without one a file whose copy it may drop."""
         with self._changed:
             while True:
+                self._sending = None
                 if (done := self._files.next_to_drop()) is not None:
                     self._changed.notify_all()
                     return done, None
                 held = self._files.next_to_copy()
                 if held is not None and (fd := self._dup(held.number)) is not None:
+                    self._sending = held.number
                     return held, fd
                 self._changed.wait(None if held is None else DESCRIPTOR_PAUSE)
 
@@ -188,6 +242,7 @@ class HeldMemory:
     def forget_copies(self) -> None:
         """The other node is gone, or is another one now."""
         with self._changed:
+            self._sending = None
             self._files.forget_copies()
 
     def names(self, directory: Path) -> list[str]:
@@ -199,7 +254,11 @@ class HeldMemory:
         """A descriptor of a file, which the caller closes; None if it is not held."""
         with self._changed:
             held = self._files.find(directory, file)
-            return None if held is None else os.dup(self._fds[held.number])
+            if held is None:
+                return None
+            # What has been read may be mapped, so it must stay as it is.
+            self._mapped.pop(held.number, None)
+            return os.dup(self._fds[held.number])
 
     def forget(self, directory: Path, file: SavedFile) -> None:
         """Drop a file: its writer saves this step in another way. Returns when nothing writes it any more."""
@@ -249,7 +308,7 @@ class HeldMemory:
             if problem:
                 self._files.postpone(held.number)
             else:
-                self._left += self._take_out(self._files.note_written(held.number))
+                self._let_go(self._files.note_written(held.number))
             is_new, self._refused = problem != self._refused, problem
             self._note_change()
         self.free_left()
@@ -285,12 +344,58 @@ class HeldMemory:
             self._files.release(number)
             return False
         self._fds[number] = fd
+        os.ftruncate(fd, size)
+        fcntl.fcntl(fd, linux.F_ADD_SEALS, linux.F_SEAL_SHRINK | linux.F_SEAL_GROW)
         return True
 
-    def _handed_out(self, number: Number) -> tuple[Number, int] | None:
-        """Room with a descriptor for its writer; it is given back where there is no descriptor left."""
+    def _for_owner(self, number: Number, owner: Owner) -> Room | None:
+        if (fd := self._handed_out(number)) is None:
+            return None
+        self._mapped[number] = owner, number
+        return Room(number, number, fd)
+
+    def _wants_spare(self, owner: Owner) -> bool:
+        if owner.spare is not None and owner.spare in self._fds:
+            return False
+        # With one more than is held, the oldest is free when it is needed, unless the disk is slow.
+        return sum(mapped_by is owner for mapped_by, _ in self._mapped.values()) <= HELD_STEPS
+
+    def _take_spare(self, owner: Owner) -> Number | None:
+        spare, owner.spare = owner.spare, None
+        return spare if spare is not None and self._files.take_spare(spare) else None
+
+    def _fits(self, number: Number, least: int) -> bool:
+        size = os.fstat(self._fds[number]).st_size
+        return least <= size <= least * (1 + MAX_SURPLUS) + MIN_SURPLUS
+
+    def _is_free_for(self, number: Number, owner: Owner) -> bool:
+        """Whether only this process and the owner know the memory of a file, and nothing reads it now."""
+        read = {self._sending, None if self._writing is None else self._writing.number}
+        return number in self._mapped and self._mapped[number][0] is owner and number not in read
+
+    def _rename(self, number: Number, to: Number) -> None:
+        self._fds[to] = self._fds.pop(number)
+        self._mapped[to] = self._mapped.pop(number)
+
+    def _let_go(self, numbers: Collection[Number]) -> None:
+        """The files with these numbers are held no more: each becomes the spare of its worker, or is closed by
+        `free_left`."""
+        for number in numbers:
+            owner = self._mapped[number][0] if number in self._mapped else None
+            if owner is not None and owner.is_connected and self._is_free_for(number, owner):
+                has_spare = owner.spare is not None and owner.spare in self._fds
+                size = os.fstat(self._fds[number]).st_size
+                spare = None if has_spare else self._files.reserve(size, spare=True)[0]
+                if spare is not None:
+                    self._rename(number, spare)
+                    owner.spare = spare
+                    continue
+            self._left += self._take_out([number])
+
+    def _handed_out(self, number: Number) -> int | None:
+        """A descriptor for the writer of a file; its room is given back where there is none left."""
         if (fd := self._dup(number)) is not None:
-            return number, fd
+            return fd
         self._files.release(number)
         self._close([number])
         self._note_change()
@@ -302,6 +407,8 @@ class HeldMemory:
         return None
 
     def _take_out(self, numbers: Collection[Number]) -> list[int]:
+        for number in numbers:
+            self._mapped.pop(number, None)
         return [fd for number in numbers if (fd := self._fds.pop(number, None)) is not None]
 
     def _close(self, numbers: Collection[Number]) -> None:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import select
 import socket
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any
 
 from dlrover_run.features.checkpoints.copies import Copies
 from dlrover_run.features.checkpoints.held import HeldFile
-from dlrover_run.features.checkpoints.memory import HeldMemory, Number
+from dlrover_run.features.checkpoints.memory import HeldMemory, Number, Owner, Room
 from dlrover_run.training.memory_line import MAX_MESSAGE, WRITE_TIMEOUT
 from dlrover_run.training.saved_steps import SavedFile, parse
 
@@ -34,8 +33,8 @@ class WorkerLine:
         self._memory = memory
         self._copies = copies
         self._token = token
-        self._reserved: dict[Number, int] = {}
-        self._spare: tuple[Number, int] | None = None
+        self._reserved: set[Number] = set()
+        self._owner = Owner()
 
     def serve(self) -> None:
         """Answer until the worker ends, or sends what is no request."""
@@ -49,8 +48,7 @@ class WorkerLine:
                 self._answer(message)
         for number in self._reserved:
             self._memory.release(number)
-        if self._spare is not None:
-            self._memory.release(self._spare[0])
+        self._memory.disconnect(self._owner)
 
     def _proves_itself(self, message: Mapping[str, Any] | None) -> bool:
         from hmac import compare_digest
@@ -77,11 +75,13 @@ class WorkerLine:
     def _answer(self, message: Mapping[str, Any]) -> None:
         match message["do"]:
             case "reserve":
-                self._reserve(int(message["size"]))
+                self._reserve(int(message["least"]), int(message["size"]))
+            case "spare":
+                self._send_room(self._memory.prepare_spare(int(message["size"]), self._owner))
             case "keep":
                 self._keep(message)
             case "release":
-                self._reserved.pop(message["number"], None)
+                self._reserved.discard(message["number"])
                 self._memory.release(message["number"])
                 self._send({})
             case "names":
@@ -105,26 +105,19 @@ class WorkerLine:
             case other:
                 raise ValueError(f"no request: {other}")
 
-    def _has_request(self) -> bool:
-        return bool(select.select([self._connection], [], [], 0)[0])
+    def _reserve(self, least: int, size: int) -> None:
+        room = self._memory.reserve(least, size, self._owner)
+        if room is not None:
+            self._reserved.add(room.number)
+        self._send_room(room)
 
-    def _reserve(self, size: int) -> None:
-        spare = None
-        if self._spare is not None:
-            number, its_size = self._spare
-            self._spare = None
-            if its_size >= size:
-                spare = number
-            else:
-                self._memory.release(number)
-        room = self._memory.reserve(size, spare)
+    def _send_room(self, room: Room | None) -> None:
+        buffers = self._memory.buffers_of(self._owner)
         if room is None:
             figures = self._memory.figures
-            self._send({"number": None, "used": figures.used, "limit": figures.limit})
-            return
-        number, fd = room
-        self._reserved[number] = size
-        self._send({"number": number}, fd)
+            self._send({"number": None, "buffers": buffers, "used": figures.used, "limit": figures.limit})
+        else:
+            self._send({"number": room.number, "buffer": room.buffer, "buffers": buffers}, room.fd)
 
     def _keep(self, message: Mapping[str, Any]) -> None:
         number, size = message["number"], message["size"]
@@ -134,14 +127,11 @@ class WorkerLine:
         damaged = frozenset(each for name in message["damaged"] if (each := parse(name)) is not None)
         held = HeldFile(number, directory, file, size, message["keep"], damaged)
         whole = self._memory.add(held, message["local_ranks"])
-        room = self._reserved.pop(number)
+        self._reserved.remove(number)
         try:
-            self._send({"whole": whole})
+            self._send({"whole": whole, "spare": self._memory.wants_spare(self._owner)})
         finally:
             self._memory.free_left()
-        # The worker computes its next step meanwhile.
-        spare = self._memory.prepare_spare(room, self._has_request)
-        self._spare = None if spare is None else (spare, room)
 
 
 def _place(message: Mapping[str, Any]) -> tuple[Path, SavedFile]:

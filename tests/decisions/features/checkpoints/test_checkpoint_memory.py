@@ -9,7 +9,6 @@ import pytest
 
 from dlrover_run.features.checkpoints import process
 from dlrover_run.features.checkpoints.held import HELD_STEPS, HeldFile, HeldFiles
-from dlrover_run.training.memory_line import state_size
 from dlrover_run.training.saved_steps import (
     Attempt,
     SavedFile,
@@ -286,27 +285,3 @@ def test_what_is_free_is_what_the_machine_and_the_control_group_have_left(tmp_pa
     crowded = machine(tmp_path / "b", 64 * GIB, 32 * GIB, str(8 * GIB), used=7 * GIB, cached=2 * GIB)
     assert process.free_bytes(crowded) == 3 * GIB - process.KEPT_FREE
     assert process.free_bytes(machine(tmp_path / "c", 64 * GIB, 0)) == 0
-
-
-class Tensor:
-    """What `state_size` sees of a tensor."""
-
-    def __init__(self, size: int, pointer: int) -> None:
-        self._size, self._pointer = size, pointer
-
-    def untyped_storage(self) -> Tensor:
-        return self
-
-    def nbytes(self) -> int:
-        return self._size
-
-    def data_ptr(self) -> int:
-        return self._pointer
-
-
-def test_two_views_of_one_storage_are_counted_once() -> None:
-    once = state_size({"a": Tensor(1 << 30, 5)})
-    twice = state_size({"a": Tensor(1 << 30, 5), "b": [Tensor(1 << 30, 5)]})
-    other = state_size({"a": Tensor(1 << 30, 5), "b": [Tensor(1 << 30, 6)]})
-    assert twice - once < 1 << 20
-    assert other - once > 1 << 30
