@@ -36,6 +36,9 @@ SLOT_BYTES = 128
 
 AREA_BYTES = 2 * SLOT_BYTES
 
+STOP_OFFSET = 2 * AREA_BYTES
+"""Where the byte of `Stop` is, behind the areas."""
+
 MAX_COUNT = 2**63 - 1
 """The largest count of steps or samples; a larger one stays there."""
 
@@ -81,6 +84,16 @@ class StepSource(enum.IntEnum):
     """`dlrover_run.training.report`."""
     TASK = 5
     """The session of a TensorFlow task; it is in no page."""
+
+
+class Stop(enum.IntEnum):
+    """What a stop finds the worker in, as the block that saves its last step notes it: one byte at STOP_OFFSET."""
+
+    NO_BLOCK = 0
+    ANSWERS = 1
+    """It answers as soon as Python runs, at the latest when a collective has failed: it saves its step, and ends."""
+    WAITS_FOR_DEVICE = 2
+    """If it has lost a peer, its device waits for a collective that never ends, and nothing is saved."""
 
 
 class Phase(enum.IntEnum):
@@ -212,6 +225,10 @@ class Writer:
             if self._source:
                 self._store()
 
+    def note_stop(self, stop: Stop) -> None:
+        """Note what a stop will find this worker in."""
+        self._memory[STOP_OFFSET] = stop
+
     def flush(self) -> None:
         """Store what was counted."""
         with self._lock:
@@ -308,6 +325,13 @@ def during(phase: int) -> Iterator[None]:
         yield
     finally:
         writer.enter(Phase.TRAINING)
+
+
+def note_stop(stop: Stop) -> None:
+    """Note in this worker's page, if it has one, what a stop will find it in."""
+    writer = own_writer()
+    if writer is not None:
+        writer.note_stop(stop)
 
 
 def _forget_in_child() -> None:

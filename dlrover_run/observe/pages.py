@@ -6,7 +6,7 @@ import fcntl
 import os
 
 from dlrover_run import linux
-from dlrover_run.observe.page import AREA_BYTES, PAGE_BYTES, Area, Progress, decode, is_blank
+from dlrover_run.observe.page import AREA_BYTES, PAGE_BYTES, STOP_OFFSET, Area, Progress, Stop, decode, is_blank
 
 READ_ATTEMPTS = 3
 """Reads of an area whose writer fills both slots in the middle of each read; then the page is read another time."""
@@ -38,6 +38,11 @@ class ProgressPages:
             return None
         fd = self._fds[local_rank]
         return _read(fd, Area.WORKER) or _read(fd, Area.LOG)
+
+    def stop_of(self, local_rank: int) -> Stop:
+        """What a stop finds the worker in, as it has noted."""
+        noted = os.pread(self._fds[local_rank], 1, STOP_OFFSET) if self._fds else b"\0"
+        return Stop(noted[0]) if noted[0] <= max(Stop) else Stop.NO_BLOCK
 
     def close(self) -> None:
         """Free the memory. Idempotent."""

@@ -15,6 +15,7 @@ from dlrover_run.devices import holders
 from dlrover_run.events.records import NO_EVENTS, Events, WorkerKept, WorkerReady, WorkerStarted
 from dlrover_run.failures.guard import guarded
 from dlrover_run.failures.worker_exit import WorkerExit
+from dlrover_run.observe.page import Stop
 from dlrover_run.observe.round_progress import RoundProgress
 from dlrover_run.output.relay_client import RelayClient
 from dlrover_run.processes import tree
@@ -27,8 +28,9 @@ from dlrover_run.workers.specs import Worker, WorkerSpec, WorkerSpecs, close_str
 from dlrover_run.workers.starter import Starter
 
 LOST_PEER_GRACE = 1.0
-"""Seconds between the stop signal and SIGKILL for a worker that holds a device and has lost a peer. It waits in a
-collective of NCCL for that peer, where Python runs no handler, so it saves nothing however long it gets."""
+"""Seconds between the stop signal and SIGKILL for a worker that has lost a peer, and has a process group of NCCL or
+holds a device. It waits in a collective for that peer, where Python runs no handler, so it saves nothing however long
+it gets. A worker that saves its last step and has no such group answers, and has the whole grace period."""
 
 
 class WorkerRound:
@@ -216,13 +218,22 @@ class WorkerRound:
         `--shutdown-timeout`, and `restarts` how many the job has used."""
         number, grace, delivered_at = shutdown.stop_with(timeout)
         failed = self.has_failed or restarts > self.ranks.restart_count
-        if failed and not shutdown.requested and grace > LOST_PEER_GRACE and holders.is_present():
+        if failed and not shutdown.requested and grace > LOST_PEER_GRACE:
+            may_hold = holders.is_present()
             for worker in self.group.running:
-                if holders.holds_device(worker.pid):
+                if self._waits_in_vain(worker, may_hold):
                     worker.stop(number, LOST_PEER_GRACE, delivered_at)
         for worker in self.group.running:
             if worker.stopped_with is None:
                 worker.stop(number, grace, delivered_at)
+
+    def _waits_in_vain(self, worker: Worker, may_hold: bool) -> bool:
+        """Whether this worker, which has lost a peer, waits for its device, and neither answers nor saves anything."""
+        match self._specs.progress.stop_of(worker.spec.local_rank):
+            case Stop.NO_BLOCK:
+                return may_hold and holders.holds_device(worker.pid)
+            case stop:
+                return stop is Stop.WAITS_FOR_DEVICE
 
     def kill(self, ranks: Collection[int], why: str, lost_peer: bool = False) -> None:
         """Kill these workers, as a failure of their own; `why` is the clause of `WorkerExit.killed_for`. With

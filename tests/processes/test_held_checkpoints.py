@@ -138,7 +138,7 @@ def _whole(path: Path) -> list[Any]:
 
 
 @pytest.mark.parametrize("kill_at", range(KILL_POINTS))
-def test_a_worker_that_is_killed_in_a_save_leaves_nothing_of_it_in_memory(tmp_path: Path, kill_at: int) -> None:
+def test_a_worker_that_is_killed_in_a_save_leaves_nothing_in_memory(tmp_path: Path, kill_at: int) -> None:
     async def test() -> None:
         async with node() as one:
             assert await one.worker(tmp_path, 1, 2, KILL_AT=str(kill_at)) == -signal.SIGKILL
