@@ -248,7 +248,7 @@ DEFECTS = {
         "test_process_tree.py::test_nothing_outlives_a_kill",
     ),
     "a stuck console is read for": Defect(
-        "dlrover_run/output/sources.py",
+        "dlrover_run/output/relay/sources.py",
         "return self.sink is None or self.sink.has_room",
         "return True",
         "test_output_sources.py::test_a_console_that_takes_nothing_makes_the_worker_wait_and_then_gets_everything",

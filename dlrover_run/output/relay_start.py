@@ -17,7 +17,7 @@ from dlrover_run.processes import signals
 
 # `site` is left out (-S): it takes as long as all else, and runs what the user's environment has for training scripts.
 # So the directory of this project is added, which a finder of `site` may have found.
-PROGRAM = "import sys; sys.path[:] = {path}; from dlrover_run.output.relay import run; run()"
+PROGRAM = "import sys; sys.path[:] = {path}; from dlrover_run.output.relay.main import run; run()"
 
 
 class StartedRelay(NamedTuple):

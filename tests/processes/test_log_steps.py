@@ -12,7 +12,7 @@ import pytest
 
 from dlrover_run.observe.page import AREA_BYTES, PAGE_BYTES, Area, StepSource, Writer, decode
 from dlrover_run.observe.pages import ProgressPages
-from dlrover_run.output.log_steps import (
+from dlrover_run.output.relay.log_steps import (
     BLOCK_BYTES,
     LINE_BYTES,
     MAX_CREDIT,

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 import pytest
 
 from dlrover_run.output import ring
+from dlrover_run.output.relay.sources import READ_BYTES, PipeSource
 from dlrover_run.output.ring import MAX_WRITE, RING_BYTES, TAIL_BYTES, RingWriter
 from dlrover_run.output.sinks import QUEUE_LIMIT, Sink
-from dlrover_run.output.sources import READ_BYTES, PipeSource
 
 
 class Console:

@@ -25,12 +25,12 @@ from support.harness import open_descriptors
 from dlrover_run.output import relay_start
 from dlrover_run.output.channels import PIPE_BYTES
 from dlrover_run.output.destinations import LogFile
-from dlrover_run.output.log_watcher import LogWatcher
 from dlrover_run.output.opening import open_destination
+from dlrover_run.output.relay.log_watcher import LogWatcher
+from dlrover_run.output.relay.sources import READ_BYTES, LogSource
 from dlrover_run.output.relay_client import STUCK_TIMEOUT, RelayClient
 from dlrover_run.output.ring import TAIL_BYTES
 from dlrover_run.output.sinks import QUEUE_LIMIT
-from dlrover_run.output.sources import READ_BYTES, LogSource
 
 Answer = TypeVar("Answer")
 
@@ -296,7 +296,7 @@ def test_two_relays_that_share_a_slow_pipe_break_no_line_of_each_other() -> None
 
 REFUSING = """
 import os
-from dlrover_run.output import log_watcher
+from dlrover_run.output.relay import log_watcher
 def refuse(result):
     raise OSError({number}, os.strerror({number}))
 log_watcher._checked = refuse
@@ -349,7 +349,7 @@ def test_only_the_logs_that_were_refused_a_watch_are_read_at_intervals(
             logs.append(log)
             with monkeypatch.context() as now:
                 if number == 2:
-                    now.setattr("dlrover_run.output.log_watcher._checked", _refusing(errno.ENOSPC))
+                    now.setattr("dlrover_run.output.relay.log_watcher._checked", _refusing(errno.ENOSPC))
                 watcher.add(log)
         watcher.due = 0.0
         watcher.resume(logs)

@@ -12,7 +12,7 @@ import pytest
 from dlrover_run.features.autoscale.measure import observe
 from dlrover_run.features.autoscale.model import AutoscaleState, Measurement, Sizes, StepsReport
 from dlrover_run.features.autoscale.rules import AutoscaleRules
-from dlrover_run.output.log_steps import Budget, LogSteps
+from dlrover_run.output.relay.log_steps import Budget, LogSteps
 from simulation.autoscale.job import Account, Ours, Published, run
 from simulation.autoscale.published import OBSERVATIONS, Controller, log_line, parse
 from simulation.autoscale.worlds import HOUR, Curve, World

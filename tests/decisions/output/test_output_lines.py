@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlrover_run.output.lines import LineCutter, LineWriter, matching, prefixed
+from dlrover_run.output.relay.lines import LineCutter, LineWriter, matching, prefixed
 from dlrover_run.output.sinks import Sink, piece_of
 
 PIECES = st.lists(st.text(alphabet="ab\r\n", max_size=6).map(str.encode), max_size=8)

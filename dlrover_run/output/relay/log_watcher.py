@@ -9,7 +9,7 @@ import struct
 import time
 from collections.abc import Callable, Collection
 
-from dlrover_run.output.sources import LogSource
+from dlrover_run.output.relay.sources import LogSource
 
 POLL_SECONDS = 0.1
 """Seconds between two reads of a log file for which the kernel has no inotify watch, or that could not be read."""

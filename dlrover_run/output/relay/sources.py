@@ -14,7 +14,7 @@ import termios
 import time
 from collections.abc import Callable
 
-from dlrover_run.output.lines import LineWriter
+from dlrover_run.output.relay.lines import LineWriter
 from dlrover_run.output.ring import RingWriter
 from dlrover_run.output.sinks import Sink
 

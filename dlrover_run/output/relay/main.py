@@ -47,15 +47,15 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from dlrover_run import linux
 from dlrover_run.output.messages import MAX_MESSAGE, OWN_MESSAGES
+from dlrover_run.output.relay.sources import DRAIN_PIPE_BYTES, LogSource, PipeSource, Source, window_size
 from dlrover_run.output.ring import RingWriter
 from dlrover_run.output.sinks import Sink, console_sink, file_sink
-from dlrover_run.output.sources import DRAIN_PIPE_BYTES, LogSource, PipeSource, Source, window_size
 from dlrover_run.processes import signals
 from dlrover_run.workers.template.process_title import name_process
 
 if TYPE_CHECKING:
-    from dlrover_run.output.log_steps import LogStepSearches
-    from dlrover_run.output.log_watcher import LogWatcher
+    from dlrover_run.output.relay.log_steps import LogStepSearches
+    from dlrover_run.output.relay.log_watcher import LogWatcher
 
 ORPHAN_SECONDS = 0.3
 """Seconds that the relay continues after the agent's end, for workers that are being killed and a slow console: less
@@ -289,7 +289,7 @@ class _Relay:
         self._add(log, message)
         if self.watcher is None:
             # Imported only for a job with log files that are read.
-            from dlrover_run.output.log_watcher import LogWatcher
+            from dlrover_run.output.relay.log_watcher import LogWatcher
 
             self.watcher = LogWatcher(self.poller, self._warn)
         self.watcher.add(log)
@@ -298,7 +298,7 @@ class _Relay:
         self.sources[source.number] = source
         if steps := message.get("steps"):
             # Imported only for a job that counts steps by its log.
-            from dlrover_run.output.log_steps import LogStepSearches
+            from dlrover_run.output.relay.log_steps import LogStepSearches
 
             self.searches = self.searches or LogStepSearches(self._warn)
             source.search = self.searches.open(source.number, **steps)

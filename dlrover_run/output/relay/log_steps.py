@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 
 from dlrover_run.observe.page import Area, StepSource, Writer, open_writer
-from dlrover_run.output.lines import LineCutter
+from dlrover_run.output.relay.lines import LineCutter
 
 LINE_BYTES = 2048
 """Bytes of a line that are searched. Some expressions take the square of it."""
