@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from dlrover_run.devices import holders
+
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("dlrover_run", "tf_ps_runner")
 
@@ -216,6 +218,30 @@ def test_an_agent_without_a_store_has_no_ssl_and_collects_garbage(
         "print(gc.isenabled(), event_loop.run(seen()))"
     )
     assert subprocess.check_output([sys.executable, "-c", collecting], text=True) == "False True\n"
+
+
+def test_a_launch_without_an_nvidia_device_imports_and_starts_nothing_for_one(tmp_path: Path) -> None:
+    if holders.is_present():
+        pytest.skip("this machine has an NVIDIA device")
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os\n"
+        "for pid in open(f'/proc/{os.getppid()}/task/{os.getppid()}/children').read().split():\n"
+        "    print(open(f'/proc/{pid}/comm').read().strip())\n"
+    )
+    launcher = [sys.executable, "-X", "importtime", "-m", "dlrover_run"]
+    ended = subprocess.run([*launcher, script], capture_output=True, text=True, check=True)
+    assert "dlrover-devices" not in ended.stdout
+    # The process that prints them is the launcher, and from its fork on the agent.
+    assert "dlrover_run.workers.round" in ended.stderr
+    for module in (
+        "pynvml",
+        "features.device_errors",
+        "features.device_memory",
+        "features.job_cache.node",
+        "devices.xids",
+    ):
+        assert module not in ended.stderr
 
 
 @pytest.mark.parametrize(("arguments", "has_ssl"), [([], False), (["--web=0"], True), (["--web", "0"], True)])

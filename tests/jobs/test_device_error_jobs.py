@@ -6,8 +6,10 @@ import json
 import os
 import re
 import signal
+import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +51,17 @@ def seen(file: Path, text: str) -> None:
         time.sleep(0.01)
 
 
+@pytest.fixture(autouse=True)
+def _no_job_is_left() -> Iterator[None]:
+    """The workers wait for a kill, so a test that fails would leave its jobs."""
+    yield
+    while started:
+        started.pop().kill()
+
+
+started: list[subprocess.Popen[str]] = []
+
+
 class Node:
     """A launcher on a machine with two GPUs, whose workers hold a device."""
 
@@ -79,6 +92,7 @@ class Node:
             launcher=Launcher("with a device", (sys.executable, "-c", LAUNCHER)),
             env={"TEST_DEVICE": str(self._device), "TEST_STAYS": stays, **self.driver.environment},
         )
+        started.append(self.job)
 
     def report(self, gpu: int, xid: int) -> None:
         """Have the driver report an error, and return once the agent knows it."""

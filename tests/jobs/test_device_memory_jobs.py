@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -53,10 +54,21 @@ signal.pause()
 """
 
 
+@pytest.fixture(autouse=True)
+def _no_job_is_left() -> Iterator[None]:
+    """The workers wait for a kill, so a test that fails would leave its job."""
+    yield
+    while started:
+        started.pop().kill()
+
+
+started: list[subprocess.Popen[str]] = []
+
+
 def start(mailbox: Mailbox, kills: int, driver: NvmlStub) -> subprocess.Popen[str]:
     device = mailbox.directory / "device0"
     device.touch()
-    return launch(
+    job = launch(
         mailbox,
         str(mailbox.directory / "device"),
         f"--max-restarts={kills}",
@@ -66,6 +78,8 @@ def start(mailbox: Mailbox, kills: int, driver: NvmlStub) -> subprocess.Popen[st
         launcher=Launcher("with a device", (sys.executable, "-c", LAUNCHER)),
         env={"TEST_DEVICE": str(device), "TEST_KILLS": str(kills), **driver.environment},
     )
+    started.append(job)
+    return job
 
 
 @pytest.mark.parametrize("kills", [10, pytest.param(200, marks=pytest.mark.long)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from support.harness import WAIT
 from support.nvml_stub import NvmlStub
 
 from dlrover_run.devices.xids import XIDS
+from dlrover_run.features.device_errors import listener as module
 from dlrover_run.features.device_errors.listener import DriverListener
 from dlrover_run.features.device_errors.messages import WatchedGpu, XidSeen
 
@@ -49,6 +51,34 @@ def test_each_error_arrives_with_its_gpu_and_its_processes(tmp_path: Path, monke
     assert [(error.index, error.number) for error in found] == [(number % 2, number) for number in planted]
     assert {error.pids for error in found if error.index == 1} == {(os.getpid(),)}
     assert {error.pids for error in found if error.index == 0} == {()}
+
+
+def test_a_driver_that_is_stuck_is_waited_for_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = NvmlStub(tmp_path, gpus=1)
+    for name, value in driver.environment.items():
+        monkeypatch.setenv(name, value)
+
+    async def listen() -> None:
+        watching: asyncio.Future[tuple[WatchedGpu, ...]] = asyncio.get_running_loop().create_future()
+        listener = DriverListener(lambda error: None, watching.set_result)
+        listener.start()
+        async with asyncio.timeout(WAIT):
+            await watching
+            assert list(await listener.states()) == [0]
+            (pid,) = listener.pids
+            os.kill(pid, signal.SIGSTOP)
+            monkeypatch.setattr(module, "ANSWER_TIMEOUT", 0.01)
+            assert await listener.states() == {}
+            # From now on a wait would not end.
+            monkeypatch.setattr(module, "ANSWER_TIMEOUT", 10 * WAIT)
+            assert await listener.states() == {}
+            os.kill(pid, signal.SIGCONT)
+            while not (states := await listener.states()):
+                await asyncio.sleep(0.01)
+            assert list(states) == [0]
+            await listener.close()
+
+    asyncio.run(listen())
 
 
 def test_without_a_driver_the_process_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

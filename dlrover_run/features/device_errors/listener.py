@@ -76,8 +76,10 @@ class DriverListener:
         self._process = ManagedProcess(pid, spec, self._note_end)
 
     async def states(self) -> dict[int, GpuState]:
-        """The states of all GPUs by their index; none if they are not known within ANSWER_TIMEOUT."""
-        if self._control is None or not self.gpus:
+        """The states of all GPUs by their index; none if they are not known within ANSWER_TIMEOUT, or at once if an
+        earlier request has had no answer yet: the workers of a node fail together, and are explained one by one."""
+        is_stuck = bool(self._requests) and self._requests[0].done()
+        if self._control is None or not self.gpus or is_stuck:
             return {}
         answer: asyncio.Future[dict[int, GpuState]] = asyncio.get_running_loop().create_future()
         with contextlib.suppress(OSError, TimeoutError):
