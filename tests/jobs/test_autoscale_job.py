@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -15,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 from support.cluster import is_master
-from support.harness import OURS, WAIT, environment, finish, start
+from support.harness import OURS, WAIT, finish, start, status_of
 
 SCRIPT = """
 import os, pathlib, sys, time
@@ -36,14 +33,6 @@ CONF = "autoscale_block=0.8,autoscale_warm_up=0.5,autoscale_tolerance=0.1,autosc
 
 SEARCH_TIMEOUT = 3 * WAIT
 """Seconds until the search of a job on a busy machine has ended."""
-
-
-def status(name: str) -> dict[str, Any]:
-    """The status of the job; empty while it is not found."""
-    command = [sys.executable, "-m", "dlrover_run", "status", "--json", f"--rdzv-id={name}"]
-    found = subprocess.run(command, capture_output=True, text=True, env=environment(), check=False)
-    result: dict[str, Any] = json.loads(found.stdout) if found.returncode == 0 else {}
-    return result
 
 
 def nodes_of(launcher: int) -> dict[int, list[psutil.Process]]:
@@ -99,7 +88,7 @@ def test_the_planted_size_is_found(tmp_path: Path, throughput: str, best: int, v
         while victim or not choice.get("condition", "").startswith("ReachMax"):
             assert time.monotonic() < deadline, f"the search has not ended: {choice}"
             assert process.poll() is None, finish(process)
-            found = status(name)
+            found = status_of(OURS, name)
             choice = found.get("size_choice") or {}
             if victim and choice.get("condition") == "Continue" and found["round_nodes"] > 1:
                 kill(process.pid, victim)

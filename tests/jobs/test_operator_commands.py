@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from support.harness import OURS, WAIT, Finished, finish, run, start, until
+from support.harness import OURS, WAIT, Finished, finish, run, start, status_of, until
 
 from dlrover_run import exit_codes
 from dlrover_run.command_line import help
@@ -26,16 +26,12 @@ def operate(here: Path, *words: str) -> Finished:
     return run(OURS, words, cwd=here)
 
 
-def until_round(here: Path, rounds: int, **counts: int) -> dict[str, object]:
+def until_round(rounds: int, **counts: int) -> dict[str, object]:
     """Return the status of the job once it is in that round and has these numbers of nodes."""
 
     def find() -> dict[str, object] | None:
-        asked = operate(here, "status", "--json", f"--rdzv-id={NAME}")
-        found: dict[str, object] = json.loads(asked.out) if asked.out else {}
-        if not found or (found["round"], found["node_counts"]) != (rounds, counts):
-            return None
-        assert asked.code == exit_codes.SUCCESS
-        return found
+        found = status_of(OURS, NAME)
+        return found if found and (found["round"], found["node_counts"]) == (rounds, counts) else None
 
     return until(find, f"round {rounds} with {counts} was not reached")
 
@@ -47,7 +43,7 @@ def test_a_job_is_watched_drained_stopped_and_explained(tmp_path: Path) -> None:
     flags = ["--local-nodes=3", "--nnodes=2", "--spares=1", "--node-restarts=0", f"--rdzv-id={NAME}", "--log-dir=logs"]
     job = start(OURS, [*flags, script], cwd=tmp_path)
     try:
-        first = until_round(tmp_path, 1, spare=1, training=2)
+        first = until_round(1, spare=1, training=2)
         nodes = first["nodes"]
         assert isinstance(nodes, list)
         assert [(node["node"], node["first_rank"]) for node in nodes] == [(0, 0), (1, 1), (None, None)]
@@ -55,7 +51,7 @@ def test_a_job_is_watched_drained_stopped_and_explained(tmp_path: Path) -> None:
         drained = operate(tmp_path, "drain", "1", "--wait", f"--rdzv-id={NAME}")
         assert drained.code == exit_codes.SUCCESS, drained
         assert drained.out.endswith("node 1 has left\n"), drained
-        second = until_round(tmp_path, 2, training=2)
+        second = until_round(2, training=2)
         assert second["restarts"] == 0
         assert operate(tmp_path, "drain", "1", f"--rdzv-id={NAME}").code == REFUSED
 
@@ -80,15 +76,15 @@ def test_a_job_is_scaled(tmp_path: Path) -> None:
     script.write_text("import time\ntime.sleep(1000)\n")
     job = start(OURS, ["--local-nodes=2", "--nnodes=1:2", f"--rdzv-id={NAME}", script], cwd=tmp_path)
     try:
-        until_round(tmp_path, 1, training=2)
+        until_round(1, training=2)
         scaled = operate(tmp_path, "scale", "--nodes=1", f"--rdzv-id={NAME}")
         assert (scaled.code, f"the job {NAME!r} accepts: " in scaled.out) == (exit_codes.SUCCESS, True), scaled
-        found = until_round(tmp_path, 2, spare=1, training=1)
+        found = until_round(2, spare=1, training=1)
         assert (found["desired_nodes"], found["min_nodes"], found["max_nodes"], found["restarts"]) == ("1", 1, 2, 0)
         for size, code in (("3", REFUSED), ("0", exit_codes.BAD_COMMAND_LINE), ("x", exit_codes.BAD_COMMAND_LINE)):
             assert operate(tmp_path, "scale", f"--nodes={size}", f"--rdzv-id={NAME}").code == code
         assert operate(tmp_path, "scale", "--nodes=1:2", f"--rdzv-id={NAME}").code == exit_codes.SUCCESS
-        assert until_round(tmp_path, 3, training=2)["desired_nodes"] == ""
+        assert until_round(3, training=2)["desired_nodes"] == ""
         stopped = operate(tmp_path, "stop", "--wait", f"--rdzv-id={NAME}")
         assert stopped.code == exit_codes.SUCCESS, stopped
         assert stopped.out.endswith(f"the job '{NAME}' has ended\n"), stopped
@@ -121,8 +117,7 @@ def test_the_steps_and_the_stacks_of_all_nodes(tmp_path: Path) -> None:
     try:
 
         def shown() -> bool:
-            asked = operate(tmp_path, "status", "--json", f"--rdzv-id={name}")
-            nodes = json.loads(asked.out)["nodes"] if asked.out else []
+            nodes = status_of(OURS, name).get("nodes", [])
             steps = [node["progress"]["steps"] for node in nodes if node["progress"]]
             return len(steps) == 2 and sum(steps) >= 60
 

@@ -10,11 +10,11 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from support.harness import until
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
@@ -128,13 +128,6 @@ def ranks_of(*arguments: object, **options: int) -> Iterator[Ranks]:
         yield ranks
     finally:
         ranks.end()
-
-
-def until(holds: Callable[[], object]) -> None:
-    deadline = time.monotonic() + WAIT
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(PAUSE)
 
 
 def next_keepalives(ranks: Ranks, number: int, count: int) -> None:

@@ -127,6 +127,14 @@ def run(
     return finish(start(launcher, args, cwd=cwd, env=env, **popen))
 
 
+def status_of(launcher: Launcher, job: str) -> dict[str, Any]:
+    """Return what `status --json` shows of a job; empty while no agent of the job answers."""
+    command = [*launcher.command, "status", "--json", f"--rdzv-id={job}"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=WAIT, check=False)
+    found: dict[str, Any] = json.loads(done.stdout) if done.returncode == 0 else {}
+    return found
+
+
 class Mailbox:
     """A socket to which workers send one JSON object at a time (see `workers/post.py`)."""
 

@@ -5,16 +5,14 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pretended import Job
-from support.harness import WAIT, environment
+from pretended import SERVERS, Job
+from support.harness import WAIT, status_of
 
 from dlrover_run.job_status.status import JobState
 
@@ -27,14 +25,6 @@ MEMORY = 320
 
 SEARCH_TIMEOUT = 4 * WAIT
 """Seconds until the search of a job on a busy machine has ended."""
-
-
-def status(name: str) -> dict[str, Any]:
-    """The status of the job; empty while it is not found."""
-    command = [sys.executable, "-m", "tf_ps_runner", "status", "--json", f"--rdzv-id={name}"]
-    found = subprocess.run(command, capture_output=True, text=True, env=environment(), check=False)
-    result: dict[str, Any] = json.loads(found.stdout) if found.returncode == 0 else {}
-    return result
 
 
 def number(found: dict[str, Any], role: str) -> int:
@@ -54,7 +44,7 @@ def test_the_planted_numbers_are_found(rates: str, workers: int, start: Callable
         found: dict[str, Any] = {}
         while time.monotonic() < deadline:
             time.sleep(1)
-            found = status(job.run_id)
+            found = status_of(SERVERS, job.run_id)
             choice = found.get("size_choice") or {}
             if found and number(found, "ps") == 2 and str(choice.get("condition")).startswith("Reach"):
                 break

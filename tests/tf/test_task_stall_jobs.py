@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pretended import PRETEND, SERVERS, Job
-from support.harness import Finished, run, until
+from support.harness import Finished, run, status_of, until
 
 from dlrover_run.events.reader import read_logs
 from dlrover_run.events.records import WorkerFailed, WorkerResumed, WorkerStalled, WorkerStarted
@@ -81,8 +81,7 @@ def until_stalled(here: Path, run_id: str, name: str) -> str:
     """Wait until the status shows that the task makes no progress. The text of the status."""
 
     def stalled() -> bool:
-        asked = operate(here, "status", "--json", f"--rdzv-id={run_id}")
-        nodes = json.loads(asked.out)["nodes"] if asked.out else []
+        nodes = status_of(SERVERS, run_id).get("nodes", [])
         return any(name in (node["progress"] or {"stalled": ()})["stalled"] for node in nodes)
 
     until(stalled, f"{name} was not reported as stalled")
