@@ -47,9 +47,9 @@ def hang_cells(title: str, ranks: str, trials: Sequence[Trial]) -> list[str]:
 
 
 def operation_cells(trials: Sequence[Trial]) -> list[str]:
-    """The further cell of a row of hangs."""
-    answered = [one for one in trials if one.awaited]
-    return [percent(sum(one.operation == one.awaited for one in answered), len(answered))]
+    """The further cell of a row of hangs: of the reports that name a rank, as only these have reasons in the events."""
+    answered = [one for one in trials if one.awaited and one.named]
+    return [percent(sum(one.right_operation for one in answered), len(answered))]
 
 
 def reason_rows(hangs: Sequence[Trial], codes: Sequence[str]) -> list[list[str]]:

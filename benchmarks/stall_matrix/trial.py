@@ -6,12 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from dlrover_run.events.records import WorkerStalled
-from dlrover_run.features.hangs.search.codes import GuiltCode
-from dlrover_run.words.reasons import render
+from dlrover_run.words.reasons import Reason, render
 from stall_matrix.kinds import BY_NAME, GLOO, SCRIPT, Key
 
 ONE_REPORT = 0.5
 """Seconds between the first and the last event of one report."""
+
+OPERATION_PARAMS = (("operation", "number"), ("own", "own_number"))
+"""The parameters of a reason that has operations, and their numbers."""
 
 NO_RANK, NO_REPORT = "no rank", "no report"
 
@@ -64,9 +66,21 @@ class Trial:
         return set(self.named) == {self.guilty} or (both and len(self.named) == 2)
 
     @property
+    def right_operation(self) -> bool:
+        """Whether the report names the operation in which the others wait."""
+        return bool(self.awaited) and self.awaited in self.operation.split(", ")
+
+    @property
     def right_line(self) -> bool:
         """Whether the line is one of the function in which the guilty rank hangs."""
         return self.right_rank and self.function in BY_NAME[self.fault].functions
+
+
+def named_operation(reasons: Sequence[Reason]) -> str:
+    """The operation that a report names, with its number; both, separated by a comma, of a report that names two."""
+    params = next((one.params for one in reasons if "operation" in one.params), {})
+    named = [(params[key], params.get(number)) for key, number in OPERATION_PARAMS if key in params]
+    return ", ".join(f"{operation} {number}" for operation, number in named)
 
 
 def trial_of(
@@ -84,11 +98,7 @@ def trial_of(
     after = [event for event in events if event.mono >= fault_at]
     first = [event for event in after if event.mono <= after[0].mono + ONE_REPORT]
     reasons = next((event.reasons for event in first if event.guilty), ())
-    params = next((one.params for one in reasons if "operation" in one.params), {})
-    lines_of = (GuiltCode.PLACE, GuiltCode.SPOT)
-    place: Mapping[str, object] = next(
-        (one.params for one in reasons if any(code.within((one,)) for code in lines_of)), {}
-    )
+    place: Mapping[str, object] = next((one.params for one in reasons if {"file", "function"} <= {*one.params}), {})
     here = str(place.get("file", "")).endswith(f"/{SCRIPT}")
     lines = {round(event.since, 3): "" for event in wrong}
     for event in wrong:
@@ -108,7 +118,7 @@ def trial_of(
         starved=round(starved, 2),
         awaited=awaited,
         asked=asked,
-        operation=f"{params['operation']} {params.get('number')}" if params else "",
+        operation=named_operation(reasons),
     )
 
 

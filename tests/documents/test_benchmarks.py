@@ -906,6 +906,9 @@ def test_the_runs_with_the_shape_of_a_device_have_tables_of_their_own() -> None:
     other = stall_trial.trial_of(key._replace(turn=2), 1, 100.0, [event], 20.0, awaited="all_reduce 122")
     unknown = stall_trial.trial_of(key._replace(turn=3), 1, 100.0, [event], 20.0)
     assert (named.key, named.operation, named.right_line) == (key, "all_reduce 121", True)
+    assert (named.right_operation, other.right_operation, unknown.right_operation) == (True, False, False)
+    both = Reason("stall.differ", {"operation": "all_gather", "number": 3, "own": "all_reduce", "own_number": 121})
+    assert stall_trial.named_operation((both,)) == "all_gather 3, all_reduce 121"
     runs = [series.Kept(one, MACHINE) for one in (named, other, unknown, stall_trial.trial_of(SPIN, 1, 100.0, [], 1.0))]
     found = {table.name: table for table in stall_report.tables(runs)}
     assert [*found] == ["hangs", "reasons", "ranks", "hangs-device", "reasons-device", "ranks-device"]
