@@ -57,13 +57,15 @@ class Main(enum.Enum):
 
 class Change(NamedTuple):
     """What a worker has done since the sample before: it was `busy` with a processor or waited for one, and with
-    `computed` it had one. `measured` says whether that is known of its process too."""
+    `computed` it had one. `measured` says whether that is known of its process too. `beats`: a known keep-alive of it
+    has exchanged data, and no other connection."""
 
     trained: bool
     progress: bool
     busy: bool
     computed: bool
     measured: bool
+    beats: bool = False
 
 
 @dataclass
@@ -107,12 +109,13 @@ class Changes:
         main = _main_thread(known, one)
         # A worker alone has connections that need not be part of its training: only its own steps are.
         exchanged = before is not None and _is_progress(before.traffic, one.traffic, main, known is not None)
-        trained = exchanged and (len(samples) > 1 or self.elsewhere)
+        beats = before is not None and before.traffic[:2] != one.traffic[:2] and not _has_exchanged(before, one)
+        trained = exchanged and not beats and (len(samples) > 1 or self.elsewhere)
         if steps is not None and self._steps.get(one.rank) != steps:
             trained = trained or one.rank in self._steps
             self._steps[one.rank] = steps
         if known is None or known.figures is None or one.figures is None or one.at <= known.at:
-            return Change(trained, trained or exchanged, busy=False, computed=False, measured=False)
+            return Change(trained, trained or exchanged, busy=False, computed=False, measured=False, beats=beats)
         seconds = one.at - known.at
         own, earlier = one.figures.own, known.figures.own
         enough = OUTPUT_BYTES if main in (Main.RUNS, Main.UNKNOWN) else HELPER_BYTES * seconds
@@ -122,7 +125,7 @@ class Changes:
         enough = max(MIN_WORKING_FAULTS, WORKING_FAULTS * min(seconds, own.cpu - earlier.cpu))
         works = busy and own.faults - earlier.faults >= enough
         progress = trained or exchanged or moved or works or _child_works(one, known, seconds)
-        return Change(trained, progress, busy, computed, measured=True)
+        return Change(trained, progress, busy, computed, measured=True, beats=beats)
 
 
 def _has_exchanged(before: Evidence, one: Evidence) -> bool:

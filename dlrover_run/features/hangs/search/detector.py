@@ -33,6 +33,14 @@ STARTUP_LIMIT = 120.0
 PAUSE_FACTOR = 3.0
 """The limit is this many times the longest pause of the last KEPT_PAUSES."""
 
+SILENT_AFTER = 30.0
+"""Seconds without data of training after which a round with keep-alives trains where no connection shows it, as over
+NVLink: then all progress is its rhythm."""
+
+SILENT_LIMIT = 10.0
+"""Seconds without progress that are never a stall of such a round, unless it has a rhythm of data or steps too: what
+else a worker does shows less of its steps."""
+
 KEPT_PAUSES = 64
 
 PAUSES_TO_LEARN = 5
@@ -105,6 +113,9 @@ class Detector:
     earlier: tuple[float, ...] = ()
     _own_pauses: int = 0
     _pauses: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT_PAUSES))
+    _silent_pauses: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT_PAUSES))
+    _beats: bool = False
+    _trained_at: float = 0.0
     _changes: Changes = field(default_factory=Changes)
     _began: float | None = None
     _sampled: float | None = None
@@ -140,7 +151,9 @@ class Detector:
             return self.timeout
         if not self.knows_limit:
             return UNLEARNED_LIMIT
-        return max(self.min_limit, PAUSE_FACTOR * max(self._pauses))
+        is_silent = self._own_pauses < PAUSES_TO_LEARN
+        least = max(self.min_limit, SILENT_LIMIT) if is_silent else self.min_limit
+        return max(least, PAUSE_FACTOR * max((*self._pauses, *self._silent_pauses)))
 
     @property
     def knows_limit(self) -> bool:
@@ -150,7 +163,12 @@ class Detector:
     @property
     def has_rhythm(self) -> bool:
         """Whether the pauses of this round are known."""
-        return self._own_pauses >= PAUSES_TO_LEARN
+        return self._own_pauses >= PAUSES_TO_LEARN or len(self._silent_pauses) >= PAUSES_TO_LEARN
+
+    @property
+    def _is_silent(self) -> bool:
+        """Whether the workers train, if they do, where no connection shows it."""
+        return self._beats and self._sampled is not None and self._sampled - self._trained_at >= SILENT_AFTER
 
     @property
     def stalled(self) -> Stalled | None:
@@ -189,7 +207,7 @@ class Detector:
             return None
         now = samples[0].at
         if self._began is None:
-            self._began = now
+            self._began = self._trained_at = now
         before = self._sampled
         if before is not None and now - before > FREEZE and self._progress_at is not None:
             self._thaw(now - before)
@@ -209,6 +227,8 @@ class Detector:
         is_repeated = all(one.repeated for one in samples)
         self._looked, self._repeated_since = (self._looked, before) if is_repeated else (now, None)
         self._trains = any(change.trained for change in changes.values())
+        self._trained_at = now if self._trains else self._trained_at
+        self._beats = self._beats or any(change.beats for change in changes.values())
         was_quiet = not self._progressed
         self._progressed = self._progress_at is None or any(change.progress for change in changes.values())
         is_measured = not self._progressed and all(change.measured for change in changes.values())
@@ -239,6 +259,8 @@ class Detector:
     def withdraw(self) -> None:
         """Forget the stall that was decided last, as it is none: a person debugs a worker, or no worker waits for
         another one. The workers have another limit from now on."""
+        if self._is_silent and self._progress_at is not None:
+            self._silent_pauses.append(self.quiet_seconds)
         self._progress_at = self._sampled
         self._reported = None
         self._stacks.clear()
@@ -267,7 +289,9 @@ class Detector:
             return None
         if busy:
             if any(moves(self._stacks.get(rank, ())) for rank in busy):
-                # No pause of the rhythm: the next one is recognized by its stacks as well.
+                # No pause of the rhythm, unless it has no other: the next one is recognized by its stacks as well.
+                if self._is_silent:
+                    self._silent_pauses.append(now - self._progress_at)
                 self._progress_at = now
                 self._stacks.clear()
                 return None
@@ -321,6 +345,8 @@ class Detector:
             if self._trains and self._has_trained:
                 self._pauses.append(pause)
                 self._own_pauses += 1
+            elif self._is_silent:
+                self._silent_pauses.append(pause)
             self._has_trained = self._has_trained or self._trains
         self._progress_at = at
         self._reported = None
@@ -331,6 +357,7 @@ class Detector:
     def _thaw(self, gap: float) -> None:
         assert self._progress_at is not None
         self._progress_at += gap
+        self._trained_at += gap
         self._busy_at += gap
         self._computed_at += gap
         self._probed_since += gap

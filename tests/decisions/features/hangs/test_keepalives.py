@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 
 from dlrover_run.features.hangs.search.changes import HELPER_BYTES, Change, Changes
-from dlrover_run.features.hangs.search.detector import Detector, Stalled
+from dlrover_run.features.hangs.search.detector import (
+    PAUSE_FACTOR,
+    SILENT_AFTER,
+    SILENT_LIMIT,
+    UNLEARNED_LIMIT,
+    Detector,
+    Stalled,
+)
 from dlrover_run.observe.processes import ProcessFigures, WorkerFigures
 from dlrover_run.observe.records import Evidence, Traffic
 
@@ -48,7 +55,9 @@ def test_what_counts_as_progress(main: str, counting: set[str]) -> None:
     found = {name for name, after in exchanged.items() if change(main, NOTHING, after).progress}
     found |= {name for name, read in {"line": 60}.items() if change(main, NOTHING, NOTHING, read=read).progress}
     assert found == counting
-    assert {name for name, after in exchanged.items() if change(main, NOTHING, after).trained} == counting - {"line"}
+    trained = {name for name, after in exchanged.items() if change(main, NOTHING, after).trained}
+    assert trained == counting - {"line", "heartbeat"}
+    assert [name for name, after in exchanged.items() if change(main, NOTHING, after).beats] == ["heartbeat"]
     assert change(main, NOTHING, NOTHING, read=int(HELPER_BYTES)).progress, "a thread that writes a checkpoint"
 
 
@@ -80,3 +89,58 @@ def test_heartbeats_do_not_hide_a_stall(main: str) -> None:
     for _ in range(60):
         assert not isinstance(sample(trains=True), Stalled)
     assert any(isinstance(sample(trains=False), Stalled) for _ in range(30))
+
+
+class Silent:
+    """Two workers that train over NVLink: only heartbeats are on their connections. They load a batch each `period`
+    seconds, and else wait for their devices at one line."""
+
+    def __init__(self, period: float, *, beats: bool = True) -> None:
+        self.detector = Detector()
+        self.period, self.beats = period, beats
+        self.now = 0.0
+        self.read = 0
+        self.due = period
+
+    def run(self, seconds: float, *, trains: bool = True) -> Stalled | None:
+        end = self.now + seconds
+        while self.now < end:
+            self.now += 0.5
+            if trains and self.now >= self.due:
+                self.due += self.period
+                self.read += 10**6
+            sent = int(self.now) * 100 if self.beats else 0
+            traffic = Traffic(sent, sent, at_store=True, carried=0, counted=0)
+            workers = [Evidence(rank, self.now, traffic, figures(SPINS, self.now, read=self.read)) for rank in (0, 1)]
+            decision = self.detector.observe(workers)
+            self.detector.note_stacks(dict.fromkeys((0, 1), [("train.py:9:step",)] * 20))
+            if isinstance(decision, Stalled):
+                return decision
+        return None
+
+
+@pytest.mark.parametrize("period", [0.5, 2.0, 20.0])
+def test_without_data_all_progress_is_the_rhythm(period: float) -> None:
+    silent = Silent(period)
+    assert silent.run(SILENT_AFTER + 8 * period) is None
+    assert silent.detector.has_rhythm
+    assert max(SILENT_LIMIT, PAUSE_FACTOR * period) <= silent.detector.limit <= PAUSE_FACTOR * (period + 10)
+    began = silent.now
+    assert silent.run(200, trains=False) is not None
+    assert silent.now - began <= silent.detector.limit + period + 5
+
+
+def test_without_heartbeats_the_limit_is_that_of_a_round_that_is_not_known() -> None:
+    silent = Silent(0.5, beats=False)
+    assert silent.run(3 * SILENT_AFTER) is None
+    assert not silent.detector.has_rhythm
+    assert silent.detector.limit == UNLEARNED_LIMIT
+
+
+def test_a_wait_that_was_withdrawn_is_part_of_the_silent_rhythm() -> None:
+    silent = Silent(0.5)
+    assert silent.run(SILENT_AFTER + 10) is None
+    assert silent.run(200, trains=False) is not None
+    before = silent.detector.limit
+    silent.detector.withdraw()
+    assert silent.detector.limit > before
