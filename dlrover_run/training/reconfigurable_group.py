@@ -22,6 +22,9 @@ from dlrover_run.training import peers
 _NEEDED = ("_reconfigure", "_get_reconfigure_handle", "_supports_reconfigure")
 
 
+_NCCL2 = "TORCH_DIST_USE_NCCL2"
+"""The variable by which torch chooses between its two NCCL backends: 0 is the default in 2.14, and 1 in 2.15."""
+
 _MARK = "#"
 """Divides the handle of torch from the addresses at which gloo listens, which torch does not name."""
 
@@ -63,9 +66,10 @@ class ReconfigurableGroup:
             dist = _distributed()
             before = listening()
             store = dist.TCPStore(address, port, is_master=False, wait_for_workers=False)
-            dist.init_process_group(
-                self._backend, store=store, rank=rank, world_size=world_size, enable_reconfigure=True
-            )
+            with _nccl_in_place(self._backend):
+                dist.init_process_group(
+                    self._backend, store=store, rank=rank, world_size=world_size, enable_reconfigure=True
+                )
             self._is_open = True
             # A backend that does not listen can abort.
             self._own = listening() - before
@@ -107,8 +111,23 @@ def unfit_backend(backend: str | None) -> str:
     what = f"backend {backend} cannot form a process group in place"
     if backend is None or "nccl" not in backend:
         return f"{what}: use gloo or nccl"
-    # In torch 2.14 the NCCL backend that can has to be chosen; from 2.15 on it is the default.
-    return f"{what}: set TORCH_DIST_USE_NCCL2=1, which torch 2.14 needs, and use the backend nccl"
+    if backend != "nccl" or os.environ.get(_NCCL2) == "0":
+        return f"{what}: use the backend nccl, without {_NCCL2}=0"
+    return f"{what}: start the workers with {_NCCL2}=1, which torch 2.14 needs, or use torch 2.15"
+
+
+@contextlib.contextmanager
+def _nccl_in_place(backend: str | None) -> Iterator[None]:
+    """Select the NCCL backend that can be formed in place, unless the user has: torch 2.14 has another one by default.
+    Only meanwhile, because a group that forms as in any script is also of workers that select nothing."""
+    if backend != "nccl" or _NCCL2 in os.environ:
+        yield
+        return
+    os.environ[_NCCL2] = "1"
+    try:
+        yield
+    finally:
+        del os.environ[_NCCL2]
 
 
 def _distributed() -> Any:

@@ -306,6 +306,37 @@ def test_both_sides_have_the_same_order_and_variables() -> None:
     )
 
 
+def set_nccl2(monkeypatch: pytest.MonkeyPatch, value: str | None) -> None:
+    """Set the variable of torch, or leave it out."""
+    monkeypatch.delenv("TORCH_DIST_USE_NCCL2", raising=False)
+    if value is not None:
+        monkeypatch.setenv("TORCH_DIST_USE_NCCL2", value)
+
+
+@pytest.mark.parametrize(
+    ("backend", "variable", "seen"),
+    [("nccl", None, "1"), ("nccl", "0", "0"), ("nccl", "1", "1"), ("gloo", None, None), (None, None, None)],
+)
+def test_the_nccl_backend_that_forms_in_place_is_selected_while_the_group_opens(
+    backend: str | None, variable: str | None, seen: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[str | None] = []
+
+    class Torch(OldBackend):
+        @staticmethod
+        def init_process_group(*args: object, **options: object) -> None:
+            found.append(os.environ.get("TORCH_DIST_USE_NCCL2"))
+
+        _get_reconfigure_handle = _supports_reconfigure = staticmethod(lambda: True)
+
+    set_nccl2(monkeypatch, variable)
+    monkeypatch.setattr(reconfigurable_group, "_distributed", lambda: Torch)
+    monkeypatch.setattr(reconfigurable_group, "_c10d", lambda: Torch)
+    reconfigurable_group.ReconfigurableGroup(backend).handle("127.0.0.1", 1, 0, 1)
+    assert found == [seen]
+    assert os.environ.get("TORCH_DIST_USE_NCCL2") == variable, "a group as in any script is that of torch's default"
+
+
 class OldBackend:
     """The parts of torch that open a group, with a backend that cannot be formed in place."""
 
@@ -320,10 +351,19 @@ class OldBackend:
         return False
 
 
-@pytest.mark.parametrize(("backend", "remedy"), [("nccl", "TORCH_DIST_USE_NCCL2=1"), ("ucc", "use gloo or nccl")])
+@pytest.mark.parametrize(
+    ("backend", "variable", "remedy"),
+    [
+        ("nccl", None, "start the workers with TORCH_DIST_USE_NCCL2=1"),
+        ("nccl", "0", "without TORCH_DIST_USE_NCCL2=0"),
+        ("nccl-legacy", None, "use the backend nccl,"),
+        ("ucc", None, "use gloo or nccl"),
+    ],
+)
 def test_a_backend_that_cannot_form_in_place_says_what_to_do(
-    backend: str, remedy: str, monkeypatch: pytest.MonkeyPatch
+    backend: str, variable: str | None, remedy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    set_nccl2(monkeypatch, variable)
     monkeypatch.setattr(reconfigurable_group, "_distributed", OldBackend)
     monkeypatch.setattr(reconfigurable_group, "_c10d", OldBackend)
     with pytest.raises(RuntimeError, match=remedy):
