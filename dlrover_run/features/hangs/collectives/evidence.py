@@ -17,6 +17,7 @@ from dlrover_run.features.hangs.collectives.ras_positions import ras_positions
 from dlrover_run.features.hangs.collectives.ras_report import parse_report
 from dlrover_run.features.hangs.collectives.recorder import recorder_positions
 from dlrover_run.features.hangs.collectives.recorder_files import RecorderFiles
+from dlrover_run.processes.tree import below
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,10 @@ class Evidence:
     positions: Mapping[int, tuple[Position, ...]] = field(default_factory=dict)
     ras_report: str = ""
     dumps: Mapping[int, dict[str, Any]] = field(default_factory=dict)
+
+
+MAX_PROCESSES = 1000
+"""Processes of one worker that are looked for in a report."""
 
 
 class CollectiveReader:
@@ -72,7 +77,9 @@ class CollectiveReader:
         found: Mapping[int, tuple[Position, ...]] = {}
         try:
             report = await read_report(self._address)
-            found = ras_positions(parse_report(report), self._pids(), self._ranks.world_size, is_local_address)
+            # A worker may run its script in a child: `--no-python bash train.sh`.
+            ranks_of = {one: rank for rank, pid in self._pids().items() for one in below(pid, MAX_PROCESSES)}
+            found = ras_positions(parse_report(report), ranks_of, self._ranks.world_size, is_local_address)
         except RasProblem as raised:
             problem = str(raised)
         self._note("ras", began, len(found), problem)

@@ -24,14 +24,13 @@ from dlrover_run.features.hangs.collectives.ras_report import ALL_KINDS, Communi
 
 def ras_positions(
     communicators: Sequence[Communicator],
-    pids: Mapping[int, int],
+    ranks_of: Mapping[int, int],
     world_size: int,
     is_here: Callable[[str], bool] = lambda host: True,
 ) -> dict[int, tuple[Position, ...]]:
-    """The positions of the workers of this node, whose `pids` are by global rank. `is_here` says whether an address is
-    of this node; it is asked only for ids that are those of workers. A worker of which the report has nothing is left
-    out."""
-    ranks_of = {pid: rank for rank, pid in pids.items()}
+    """The positions of the workers of this node. `ranks_of` has the global ranks by process id, for a worker that runs
+    its script in a child by the ids of both. `is_here` says whether an address is of this node; it is asked only for
+    ids that are those of workers. A worker of which the report has nothing is left out."""
     found: dict[int, list[tuple[bool, int, Position]]] = {}
     of_all = sum(one.size == world_size for one in communicators)
     for one in communicators:
@@ -85,13 +84,14 @@ def _unlisted(
 ) -> dict[int, int]:
     """The workers that a report in text does not list, if all workers of this node are all ranks of the communicator,
     and those that it does not list have launched the same."""
-    if len(launched.others) != 1 or one.size != len(ranks_of):
+    ranks = set(ranks_of.values())
+    if len(launched.others) != 1 or one.size != len(ranks):
         return {}
     listed = _our_ranks({**one.places, **one.missing}, ranks_of, is_here)
     if len(listed) != len(launched.by_rank) + len(one.missing.keys() - launched.by_rank.keys()):
         return {}
     (count,) = launched.others
-    return {rank: count for rank in ranks_of.values() if rank not in set(listed.values())}
+    return {rank: count for rank in ranks if rank not in set(listed.values())}
 
 
 def _members(one: Communicator, ours: Mapping[int, int], absent: Mapping[int, int], world_size: int) -> str:

@@ -6,19 +6,23 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from dlrover_run.devices import holders
 from dlrover_run.devices.count import Nvml, NvmlUnavailable, open_nvml
 from dlrover_run.devices.use import Device, read_devices, used_by
 from dlrover_run.features.hangs.search.suspects import DeviceUse
 from dlrover_run.processes import signals
+from dlrover_run.processes.tree import below
 
 DEVICE_TIMEOUT = 2.0
 """Seconds for NVML. A driver that is stuck does not answer, which is no reason to report a hang later."""
 
 RECENT = 2.0
 """Seconds of which the driver's samples count. A worker that computed before it hung has samples of that time too."""
+
+MAX_PROCESSES = 100
+"""Processes of one worker that are looked for on the devices."""
 
 
 class DeviceUseReader:
@@ -30,10 +34,13 @@ class DeviceUseReader:
         self._thread: threading.Thread | None = None
 
     async def read(self, pids: Mapping[int, int]) -> dict[int, DeviceUse]:
-        """The use of the devices by each of these processes, by rank, of those that the driver names. It returns at
-        once on a machine without devices."""
+        """The use of the devices by each of these processes and those below it, by rank, of those that the driver
+        names. It returns at once on a machine without devices."""
         busy = self._thread is not None and self._thread.is_alive()
-        if busy or not holders.is_present() or not any(map(holders.holds_device, pids.values())):
+        if busy or not holders.is_present():
+            return {}
+        processes = {rank: below(pid, MAX_PROCESSES) for rank, pid in pids.items()}
+        if not any(holders.holds_device(pid) for own in processes.values() for pid in own):
             return {}
         loop = asyncio.get_running_loop()
         found: asyncio.Future[Sequence[Device]] = loop.create_future()
@@ -53,7 +60,7 @@ class DeviceUseReader:
         await asyncio.wait([found], timeout=DEVICE_TIMEOUT)
         devices = found.result() if found.done() else ()
         found.cancel()
-        return {rank: use for rank, pid in pids.items() if (use := use_of(devices, pid)) is not None}
+        return {rank: use for rank, own in processes.items() if (use := use_of(devices, own)) is not None}
 
 
 def _read(nvml: Nvml) -> Sequence[Device]:
@@ -65,9 +72,10 @@ def _read(nvml: Nvml) -> Sequence[Device]:
         return ()
 
 
-def use_of(devices: Sequence[Device], pid: int) -> DeviceUse | None:
-    """What a process uses of the device that it uses most; None if the driver names it on none. Pure."""
-    used = used_by(devices, [pid])
+def use_of(devices: Sequence[Device], pids: Collection[int]) -> DeviceUse | None:
+    """What the processes of a worker use of the device that they use most; None if the driver names them on none.
+    Pure."""
+    used = used_by(devices, pids)
     if not used:
         return None
     most = max(used, key=lambda one: (one.share or 0.0, one.memory or 0))

@@ -29,23 +29,23 @@ def _device(index: int, busy: float | None, shares: dict[int, float | None]) -> 
 def test_the_worker_that_waits_in_its_kernel_uses_the_device_and_the_one_that_sleeps_does_not() -> None:
     # As on one H100 that two ranks shared.
     devices = [_device(0, 1.0, {1364: 0.99, 1365: 0.0})]
-    assert use_of(devices, 1364) == DeviceUse(99, 100, 127)
-    assert use_of(devices, 1365) == DeviceUse(0, 100, 127)
-    assert use_of(devices, 99) is None
-    assert use_of([], 1364) is None
+    assert use_of(devices, [1364]) == DeviceUse(99, 100, 127)
+    assert use_of(devices, [1365]) == DeviceUse(0, 100, 127)
+    assert use_of(devices, [99]) is None
+    assert use_of([], [1364]) is None
 
 
 def test_the_device_that_a_worker_uses_most_counts() -> None:
     devices = [_device(0, 0.1, {11: 0.0}), _device(1, 0.7, {11: 0.7})]
-    assert use_of(devices, 11) == DeviceUse(70, 70, 127)
+    assert use_of(devices, [11]) == DeviceUse(70, 70, 127)
 
 
 def test_a_driver_that_has_no_samples_of_processes_says_nothing_of_one() -> None:
     devices = [_device(0, 1.0, {11: 0.0, 12: 0.0})]
-    assert use_of(devices, 11) == DeviceUse(None, 100, 127)
-    assert use_of([_device(0, None, {11: None})], 11) == DeviceUse(None, None, 127)
+    assert use_of(devices, [11]) == DeviceUse(None, 100, 127)
+    assert use_of([_device(0, None, {11: None})], [11]) == DeviceUse(None, None, 127)
     idle = [_device(0, 0.0, {11: 0.0, 12: 0.0})]
-    assert use_of(idle, 11) == DeviceUse(0, 0, 127)
+    assert use_of(idle, [11]) == DeviceUse(0, 0, 127)
 
 
 class _NvmlError(Exception):

@@ -36,14 +36,14 @@ def _behind(ranks: int, late: int, number: int = 100):
 
 
 def _pids(ranks: int) -> dict[int, int]:
-    return {rank: 1000 + rank for rank in range(ranks)}
+    return {1000 + rank: rank for rank in range(ranks)}
 
 
 def test_the_recorded_report_names_the_rank_that_slept() -> None:
     (one,) = parse_report(recorded_report())
     assert (one.hash, one.size, one.places[1]) == ("1991020451f915dd", 2, Place(1365, "127.0.0.1"))
     assert one.launched == {"AllReduce": Launched({0: 121, 1: 119}, {})}
-    (lag,) = compare(ras_positions([one], {0: 1364, 1: 1365}, 2))
+    (lag,) = compare(ras_positions([one], {1364: 0, 1365: 1}, 2))
     assert (lag.kind, lag.ranks, lag.waiting, lag.awaited) == (
         LagKind.BEHIND,
         (1,),
@@ -77,16 +77,23 @@ def test_only_what_is_of_our_processes_on_this_node_counts() -> None:
         RasRank(one.rank, 1000 + one.rank % 2, one.counts, one.host, one.gpu) for one in job.communicators[0].ranks
     ]
     report = json_report(RasJob([Communicator(7, twins)]))
-    second = ras_positions(parse_report(report), {2: 1000, 3: 1001}, 4, lambda host: host == "10.0.0.2")
+    second = ras_positions(parse_report(report), {1000: 2, 1001: 3}, 4, lambda host: host == "10.0.0.2")
     assert {rank: own[0].entered for rank, own in second.items()} == {2: 100, 3: 99}
-    first = ras_positions(parse_report(report), {0: 1000, 1: 1001}, 4, lambda host: host == "10.0.0.1")
+    first = ras_positions(parse_report(report), {1000: 0, 1001: 1}, 4, lambda host: host == "10.0.0.1")
     assert {rank: own[0].entered for rank, own in first.items()} == {0: 100, 1: 100}
     # What one node knows of the ranks of others is in its own positions.
     assert second[3][0].ahead == 3
     assert first[0][0].furthest == 100
     (lag,) = compare({**first, **second})
     assert (lag.ranks, lag.waiting) == ((3,), (0, 1, 2))
-    assert ras_positions(parse_report(report), {0: 4000, 1: 4001}, 2) == {}
+    assert ras_positions(parse_report(report), {4000: 0, 4001: 1}, 2) == {}
+
+
+@both
+def test_a_worker_whose_script_runs_in_a_child_is_known_by_it(report) -> None:
+    shells = {500 + rank: rank for rank in range(4)}
+    (lag,) = compare(ras_positions(parse_report(report(_behind(4, 1))), {**shells, **_pids(4)}, 4))
+    assert (lag.ranks, lag.waiting) == ((1,), (0, 2, 3))
 
 
 def test_ranks_of_groups_are_global_ranks_where_all_are_here() -> None:
