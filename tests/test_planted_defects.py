@@ -253,6 +253,108 @@ DEFECTS = {
         "return True",
         "test_output_sources.py::test_a_console_that_takes_nothing_makes_the_worker_wait_and_then_gets_everything",
     ),
+    "a known keep-alive is training": Defect(
+        "dlrover_run/observe/carriers.py",
+        "if self.is_keepalive and self.large <= LARGE_BYTES:",
+        "if False:",
+        "test_carriers.py::test_a_heartbeat_is_known_and_counts_no_more",
+    ),
+    "small data at any times are a keep-alive": Defect(
+        "dlrover_run/observe/carriers.py",
+        "UNEVEN = 2.5",
+        "UNEVEN = 250.0",
+        "test_carriers.py::test_small_data_at_uneven_times_are_no_heartbeat",
+    ),
+    "many small messages in a second are a keep-alive": Defect(
+        "dlrover_run/observe/carriers.py",
+        " and max(age for _, age in self.beats) >= SLOW",
+        "",
+        "test_carriers.py::test_small_data_of_a_job_that_makes_many_steps_are_no_heartbeat",
+    ),
+    "small data are progress of a main thread that never ran": Defect(
+        "dlrover_run/features/hangs/search/changes.py",
+        "return main is not Main.STILL",
+        "return True",
+        "test_keepalives.py::test_what_counts_as_progress",
+    ),
+    "a helper thread that reads a figure makes progress": Defect(
+        "dlrover_run/features/hangs/search/changes.py",
+        "OUTPUT_BYTES if main in (Main.RUNS, Main.UNKNOWN) else HELPER_BYTES * seconds",
+        "OUTPUT_BYTES",
+        "test_keepalives.py::test_what_counts_as_progress",
+    ),
+    "a round without data of training learns no rhythm": Defect(
+        "dlrover_run/features/hangs/search/detector.py",
+        "return self._beats and self._sampled is not None",
+        "return False and self._sampled is not None",
+        "test_keepalives.py::test_without_data_all_progress_is_the_rhythm",
+    ),
+    "a worker that holds the lock of the interpreter waits for its device": Defect(
+        "dlrover_run/features/hangs/search/suspects.py",
+        "if stack.holds_lock:",
+        "if False:",
+        "test_device_waits.py::test_where_a_main_thread_is",
+    ),
+    "a wait for a device is named at once": Defect(
+        "dlrover_run/features/hangs/search/suspects.py",
+        "outside=place is Place.DEVICE or ",
+        "outside=",
+        "test_device_waits.py::test_a_long_kernel_of_all_ranks_is_reported_late_and_only_if_no_python_has_run",
+    ),
+    "a sleep of days is waited for": Defect(
+        "dlrover_run/features/hangs/search/suspects.py",
+        " and not sleeps_on)",
+        ")",
+        "test_device_waits.py::test_a_sleep_that_ends_after_a_worker_would_be_named_is_not_waited_for",
+    ),
+    "without an accelerator a lock is named at once": Defect(
+        "dlrover_run/features/hangs/search/suspects.py",
+        "one.place is Place.LOCK and one.state ==",
+        "False and one.state ==",
+        "test_device_waits.py::test_without_an_accelerator_one_that_waits_for_a_lock_is_named_later",
+    ),
+    "one that sleeps waits for its device while others spin": Defect(
+        "dlrover_run/features/hangs/search/guilt.py",
+        "(computes or (spin and not one.busy))",
+        "computes",
+        "test_device_waits.py::test_the_one_that_is_not_on_its_device_while_the_others_are",
+    ),
+    "a job that goes on slowly is stalled": Defect(
+        "dlrover_run/features/hangs/search/guilt.py",
+        "if any(one.moved for one in running) and",
+        "if False and",
+        "test_device_waits.py::test_a_worker_that_has_run_python_since_the_stall_began_does_not_hang",
+    ),
+    "workers on their devices do not wait for another": Defect(
+        "dlrover_run/features/hangs/search/guilt.py",
+        "(len(suspects) > 1 and any(map(_on_device, running)))",
+        "False",
+        "test_device_waits.py::test_all_on_their_devices_at_one_place",
+    ),
+    "positions in collectives name no rank": Defect(
+        "dlrover_run/features/hangs/search/behind.py",
+        "return lags[0] if lags and lags[0].final else None",
+        "return None",
+        "test_behind.py::test_positions_name_a_rank_that_looks_like_the_others",
+    ),
+    "a mismatch waits until no kernel can take so long": Defect(
+        "dlrover_run/features/hangs/search/guilt.py",
+        "is_certain=lag.kind in (LagKind.MISMATCH, LagKind.ORDER),",
+        "is_certain=False,",
+        "test_behind.py::test_a_mismatch_names_both_sides",
+    ),
+    "a stopped process that answers nothing is not named": Defect(
+        "dlrover_run/features/hangs/search/guilt.py",
+        "by_state = found.code in STATES and not is_explained",
+        "by_state = False",
+        "test_behind.py::test_the_state_of_another_process_goes_before_the_positions",
+    ),
+    "who enters operations hangs": Defect(
+        "dlrover_run/features/hangs/search/suspects.py",
+        "position.entered > entered.get(position.counter, position.entered)",
+        "False",
+        "test_behind.py::test_a_job_whose_workers_enter_operations_goes_on",
+    ),
 }
 
 SAMPLE = ("a task starts where another one still runs", "a leaving node takes new ranks")

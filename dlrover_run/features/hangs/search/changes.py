@@ -110,7 +110,7 @@ class Changes:
         # A worker alone has connections that need not be part of its training: only its own steps are.
         exchanged = before is not None and _is_progress(before.traffic, one.traffic, main, known is not None)
         beats = before is not None and before.traffic[:2] != one.traffic[:2] and not _has_exchanged(before, one)
-        trained = exchanged and not beats and (len(samples) > 1 or self.elsewhere)
+        trained = exchanged and (len(samples) > 1 or self.elsewhere)
         if steps is not None and self._steps.get(one.rank) != steps:
             trained = trained or one.rank in self._steps
             self._steps[one.rank] = steps
