@@ -22,6 +22,7 @@ ELSEWHERE = frozenset(
         "JobEnded.failed",
         "JobEnded.finished",
         "LastStep.destroy_process_group",
+        "LastStep.stop_agreement",
         "LaunchConfig.etcd",
         "LaunchRequest.command",
         "LauncherEnd.subprocess",
