@@ -31,7 +31,7 @@ class LastStep:
       0.2 s and more to end by itself.
     - Any other error leaves the block without a save: nothing is known about the state then.
     - Where a device finishes the collectives (NCCL), the ranks agree after the signal on the step after which all of
-      them stop (`stop_agreement`), and a rank that has lost another one saves nothing.
+      them stop (see StopAgreement), and a rank that has lost another one saves nothing.
 
     No collective may come between the first change of the state and the change of the number of steps: its error would
     save half a step. A rank that gloo does not tell of the death itself waits until one that it knows of has saved and
