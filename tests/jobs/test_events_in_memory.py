@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.harness import OURS, Finished, Launcher, Mailbox, finish, launch, run
+from support.harness import OURS, Finished, Launcher, Mailbox, finish, launch, only_long, run
 
 FAILS_ONCE = """
 import os
@@ -41,7 +41,7 @@ def end(job: subprocess.Popen[str]) -> Finished:
     return finish(job)
 
 
-@pytest.mark.parametrize("place", ["null", "unwritable", pytest.param("container", marks=needs_mounts)])
+@pytest.mark.parametrize("place", ["unwritable", pytest.param("container", marks=needs_mounts), *only_long("null")])
 def test_two_jobs_answer_from_memory(tmp_path: Path, mailbox: Mailbox, place: str) -> None:
     state = tmp_path / "state"
     state.mkdir()
