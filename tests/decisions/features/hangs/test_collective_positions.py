@@ -113,6 +113,13 @@ def test_ranks_that_wait_in_no_operation_wait_for_no_silent_rank() -> None:
     assert compare({0: [idle], 1: [idle]}) == ()
 
 
+def test_a_rank_that_waits_for_another_one_is_not_the_last() -> None:
+    first, second = Call("a", (0, 1), "all_reduce"), Call("b", (1, 2), "all_reduce")
+    last, before = compare(recorder(play({0: [first] * 2, 1: [second, first] * 2, 2: [second] * 2}, {2: 1})))
+    assert (last.ranks, last.waiting, last.final) == ((2,), (1,), True)
+    assert (before.ranks, before.waiting, before.final) == ((1,), (0,), False)
+
+
 def test_groups_in_another_order_are_a_deadlock_of_both() -> None:
     first, second = Call("a", (0, 1), "all_reduce"), Call("b", (0, 1), "all_reduce")
     lags = compare(recorder(play({0: [first, second], 1: [second, first]}, {})))
