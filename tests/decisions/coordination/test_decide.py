@@ -185,6 +185,9 @@ SCENARIOS = {
     "a failure after a loss is laid to the loss": (
         rules(2, 3, max_restarts=0), "come a b c; lose c; wait 0.2; fail a; wait 2; round 2 a b",
     ),
+    "a connection that breaks before the blame of a lost peer is due is waited for": (
+        TRIO, "come a b c; lose_peer a; wait 1.5; lose c; wait 0.9; number 1; wait 0.2; round 2 a b; restarts 0",
+    ),
     "a window forgives": (
         rules(2, 3, max_restarts=1, restart_window=60.0),
         "come a b c;" + 5 * "fail b; phase training; wait 61;" + "fail b; wait 59; fail b; phase failed;"
