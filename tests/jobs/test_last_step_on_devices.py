@@ -27,9 +27,10 @@ STEPS = """\
 import os, time
 import torch
 import torch.distributed as dist
-from dlrover_run.training import CheckpointDirectory, peers
+from dlrover_run.training import CheckpointDirectory, peers, stop_agreement
 dist.init_process_group("gloo")
 peers.waits_for_device = lambda: True
+stop_agreement.CONFIRM_TIMEOUT = 3600
 rank = dist.get_rank()
 checkpoints = CheckpointDirectory("checkpoints", rank=rank, world_size=2)
 found = checkpoints.load_latest()
@@ -67,7 +68,7 @@ def test_a_rank_that_has_lost_another_one_and_waits_for_its_device_gets_a_second
 
 def test_a_planned_stop_saves_the_same_step_on_all_ranks(mailbox: Mailbox) -> None:
     script = mailbox.script("script.py", STEPS)
-    job = launch(mailbox, "--nproc-per-node=2", script)
+    job = launch(mailbox, "--nproc-per-node=2", "--shutdown-timeout=3600", script)
     mailbox.gather(2)
     job.send_signal(signal.SIGTERM)
     assert finish(job).code == 143
