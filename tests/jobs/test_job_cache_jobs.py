@@ -74,21 +74,3 @@ def test_a_restart_and_a_later_job_compile_nothing(mailbox: Mailbox, method: str
     message = mailbox.receive()
     assert (message["hits"], message["misses"]) == (1, 0)
     assert finish(later).code == 0
-
-
-@pytest.mark.long
-def test_sixty_four_processes_use_one_cache(mailbox: Mailbox) -> None:
-    """Four jobs of sixteen workers at a time, all of which find it cold."""
-    script = mailbox.script("train.py", COMPILE)
-    clean: dict[str, str | None] = {**dict.fromkeys(NAMES), **ONE_THREAD}
-    # Forked, as 64 imports of torch would take the memory of most machines.
-    flags = ("--job-cache=cache", "--nproc-per-node=16", "--start-method=forkserver", "--preload=torch._inductor")
-    jobs = [launch(mailbox, *flags, script, env=clean) for _ in range(4)]
-    messages = mailbox.gather(64, timeout=600)
-    assert {message["hits"] + message["misses"] for message in messages} == {1}
-    for job in jobs:
-        ended = finish(job, timeout=600)
-        assert ended.code == 0, ended.err
-    again = launch(mailbox, "--job-cache=cache", script, env=clean)
-    assert mailbox.receive()["hits"] == 1
-    assert finish(again).code == 0
