@@ -1,8 +1,8 @@
 """NVIDIA's Xid errors: the class of each number, and whether the GPU can be used after it. Pure.
 
 A driver reports an error of a GPU by its Xid number. Numbers and recommended actions are those of NVIDIA's catalog for
-Ampere and later GPUs, https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html (read in November 2026); the
-classes are ours. Numbers that the catalog calls unused are left out.
+Ampere and later GPUs, https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html (in the copy that
+leptonai/gpud made in October 2025); the classes are ours. Numbers that the catalog calls unused are left out.
 """
 
 from __future__ import annotations

@@ -382,6 +382,7 @@ def test_the_bytes_of_a_rank_that_is_elsewhere_are_read_from_the_disk(
             found = await in_thread(alone.load_latest)
             assert (found.step, found.state, found.world_size) == (1, None, 2)
             assert [await in_thread(found.state_of, rank) for rank in (0, 1)] == [state_of(1, 0), state_of(1, 1)]
+            await one.memory.drain(WAIT)
             assert [each.step for each in _whole(tmp_path)] == [1]
 
     play(test())

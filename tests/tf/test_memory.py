@@ -188,7 +188,7 @@ def test_a_task_above_its_limit_is_killed_and_reported(opened: Open) -> None:
 
 @both_ways
 @pytest.mark.parametrize(
-    ("limit", "mib", "near"), [pytest.param(400, 100, False, id="within"), pytest.param(220, 195, True, id="near")]
+    ("limit", "mib", "near"), [pytest.param(400, 100, False, id="within"), pytest.param(300, 280, True, id="near")]
 )
 def test_a_task_below_its_limit_is_not_killed(opened: Open, limit: int, mib: int, near: bool) -> None:
     task_limit = opened("worker-0", limit)

@@ -308,13 +308,13 @@ class TestFailures:
                 place = rank_assignment(round_, node_rank=node_rank, nodes=2, first_rank=node_rank, world_size=2)
                 port = store.getsockname()[1]
                 probe = StartupProbe(replace(place, store_address="127.0.0.1", store_port=port))
+                assert await probe.until_store_listens(0.0) == (startup_probe.STORE_TIMEOUT if waits else 0.0)
                 waiting = asyncio.ensure_future(probe.until_store_listens(WAIT))
                 # The first attempt is refused.
                 await asyncio.sleep(2 * startup_probe.STORE_INTERVAL)
                 assert waiting.done() == (not waits)
                 store.listen()
                 assert await waiting == (startup_probe.LONG_STORE_TIMEOUT if waits else WAIT)
-                assert await probe.until_store_listens(0.0) == (startup_probe.STORE_TIMEOUT if waits else 0.0)
                 probe.close()
                 store.settimeout(WAIT if waits else 0)
                 with contextlib.suppress(BlockingIOError):
