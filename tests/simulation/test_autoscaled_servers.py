@@ -72,7 +72,7 @@ def exceed(rules: Any, state: ServersChoice, view: ServersView, now: float) -> S
 
 DEFECTS = {
     "a size that only fails is tried for ever": Defect(
-        patched((autoscaling, "_is_trial"), by=lambda cluster, choice: bool(choice.workers.target)), master=0, etcd=4
+        patched((autoscaling, "_is_trial"), by=lambda cluster, choice: bool(choice.workers.target)), master=38, etcd=4
     ),
     "a server with little to do is taken away": Defect(
         patched((autoscaling, "decide_servers"), by=take_away), master=4

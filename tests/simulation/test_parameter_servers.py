@@ -128,7 +128,7 @@ DEFECTS = {
     "the loss of a server changes nothing": Defect(steps_without("lose_servers"), master=0, etcd=8),
     "the exit of a worker or a chief changes nothing": Defect(steps_without("replace_others"), master=6, etcd=1),
     "no task is ever missing": Defect(steps_without("fill"), master=6, etcd=15),
-    "a change never ends": Defect(steps_without("conclude"), master=10, etcd=110),
+    "a change never ends": Defect(steps_without("conclude"), master=10, etcd=231),
     "the gate never opens": Defect(steps_without("open_gate"), master=0, etcd=0),
     "the exit of the chief is not noticed": Defect(steps_without("end_job"), master=0, etcd=0),
     "an id is used twice": Defect(
