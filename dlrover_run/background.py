@@ -9,9 +9,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar
+
+from dlrover_run.processes import signals
 
 LONG_PAUSE = 0.5
 """Seconds by which a timer is late at times on a busy machine. By more, and this process was stopped or starved."""
@@ -175,6 +179,32 @@ async def beside(work: Awaitable[T]) -> AsyncIterator[asyncio.Future[T]]:
             await asyncio.wait([task])
     if not task.cancelled():
         task.result()
+
+
+def begin_in_thread(work: Callable[[], T], name: str) -> tuple[asyncio.Future[T], threading.Thread]:
+    """Begin work that may never return: a name server, a driver. What it returns or raises, and its thread, a daemon
+    that no exit waits for. The caller, in a running loop, waits with a limit; a later answer is dropped."""
+    loop = asyncio.get_running_loop()
+    found: asyncio.Future[T] = loop.create_future()
+
+    def note(set_answer: Callable[[], None]) -> None:
+        if not found.done():
+            set_answer()
+
+    def run() -> None:
+        try:
+            answer = work()
+        except Exception as error:
+            set_answer = partial(found.set_exception, error)
+        else:
+            set_answer = partial(found.set_result, answer)
+        with contextlib.suppress(RuntimeError):  # The loop may be closed by now.
+            loop.call_soon_threadsafe(note, set_answer)
+
+    thread = threading.Thread(target=run, name=name, daemon=True)
+    with signals.blocked_in_new_threads():
+        thread.start()
+    return found, thread
 
 
 def _first(failed: BaseExceptionGroup[BaseException]) -> BaseException:

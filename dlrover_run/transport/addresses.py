@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import ipaddress
 import socket
-import threading
+from functools import partial
 from typing import NamedTuple
 
-from dlrover_run.background import TimeLimit
-from dlrover_run.processes import signals
+from dlrover_run.background import TimeLimit, begin_in_thread
 from dlrover_run.words.text import join_address
 
 RESOLVE_TIMEOUT = 10.0
@@ -53,31 +51,8 @@ async def resolve(host: str, port: int) -> list[Address]:
     """
     if is_ip_address(host):
         return _resolve(host, port)
-    loop = asyncio.get_running_loop()
-    found: asyncio.Future[list[Address]] = loop.create_future()
-
-    def set_result(addresses: list[Address], problem: UnresolvedHost | None) -> None:
-        if found.done():
-            return
-        if problem is None:
-            found.set_result(addresses)
-        else:
-            found.set_exception(problem)
-
-    def run() -> None:
-        addresses: list[Address] = []
-        problem: UnresolvedHost | None = None
-        try:
-            addresses = _resolve(host, port)
-        except UnresolvedHost as error:
-            problem = error
-        # The loop may be closed by the time the answer comes.
-        with contextlib.suppress(RuntimeError):
-            loop.call_soon_threadsafe(set_result, addresses, problem)
-
-    # getaddrinfo blocks. The thread is a daemon because an agent must not wait for a name server when it exits.
-    with signals.blocked_in_new_threads():
-        threading.Thread(target=run, name="resolve", daemon=True).start()
+    # getaddrinfo blocks, and an agent must not wait for a name server when it exits.
+    found, _ = begin_in_thread(partial(_resolve, host, port), "resolve")
     try:
         async with TimeLimit(RESOLVE_TIMEOUT):
             return await found

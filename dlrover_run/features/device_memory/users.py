@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import os
 import pwd
-import threading
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 
-from dlrover_run.background import TimeLimit
+from dlrover_run.background import TimeLimit, begin_in_thread
 from dlrover_run.devices.count import Nvml, NvmlUnavailable, open_nvml, read_gpu, select_devices
 from dlrover_run.devices.gpu_state import query
 from dlrover_run.failures.guard import guarded
-from dlrover_run.processes import signals, tree
+from dlrover_run.processes import tree
 from dlrover_run.words.text import format_bytes
 
 ASK_TIMEOUT = 2.0
@@ -63,8 +60,6 @@ def find_others(nvml: Nvml, environ: Mapping[str, str], ours: Collection[int], a
 async def ask_nvml(environ: Mapping[str, str], ours: Collection[int], alone: bool, nvml: Nvml = None) -> list[str]:
     """What `find_others` returns; nothing without a driver that answers within ASK_TIMEOUT. It asks in a thread of its
     own, because a driver that is stuck never returns."""
-    loop = asyncio.get_running_loop()
-    answer: asyncio.Future[list[str]] = loop.create_future()
 
     def ask() -> list[str]:
         try:
@@ -73,18 +68,10 @@ async def ask_nvml(environ: Mapping[str, str], ours: Collection[int], alone: boo
         except (NvmlUnavailable, ImportError):
             return []
 
-    def take(lines: list[str]) -> None:
-        if not answer.done():
-            answer.set_result(lines)
+    def work() -> list[str]:
+        return guarded("the memory of devices", ask, [])
 
-    def run() -> None:
-        lines: list[str] = guarded("the memory of devices", ask, [])
-        # The loop may be closed by now.
-        with contextlib.suppress(RuntimeError):
-            loop.call_soon_threadsafe(take, lines)
-
-    with signals.blocked_in_new_threads():
-        threading.Thread(target=run, name="device-memory", daemon=True).start()
+    answer, _ = begin_in_thread(work, "device-memory")
     try:
         async with TimeLimit(ASK_TIMEOUT):
             return await answer

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 
+from dlrover_run.background import begin_in_thread
 from dlrover_run.devices import holders
 from dlrover_run.devices.count import Nvml, NvmlUnavailable, open_nvml
 from dlrover_run.devices.use import Device, read_devices, used_by
+from dlrover_run.failures.guard import guarded
 from dlrover_run.features.hangs.search.suspects import DeviceUse
-from dlrover_run.processes import signals
 from dlrover_run.processes.tree import below
 
 DEVICE_TIMEOUT = 2.0
@@ -42,28 +43,17 @@ class DeviceUseReader:
         processes = {rank: below(pid, MAX_PROCESSES) for rank, pid in pids.items()}
         if not any(holders.holds_device(pid) for own in processes.values() for pid in own):
             return {}
-        loop = asyncio.get_running_loop()
-        found: asyncio.Future[Sequence[Device]] = loop.create_future()
-
-        def note(devices: Sequence[Device]) -> None:
-            if not found.done():
-                found.set_result(devices)
-
-        def work() -> None:
-            devices = _read(self._nvml)
-            with contextlib.suppress(RuntimeError):  # The loop has ended.
-                loop.call_soon_threadsafe(note, devices)
-
-        with signals.blocked_in_new_threads():
-            self._thread = threading.Thread(target=work, name="use of devices", daemon=True)
-            self._thread.start()
+        found, self._thread = begin_in_thread(self._read, "use of devices")
         await asyncio.wait([found], timeout=DEVICE_TIMEOUT)
         devices = found.result() if found.done() else ()
         found.cancel()
         return {rank: use for rank, own in processes.items() if (use := use_of(devices, own)) is not None}
 
+    def _read(self) -> Sequence[Device]:
+        return guarded("the use of devices", partial(_read_recent, self._nvml), ())
 
-def _read(nvml: Nvml) -> Sequence[Device]:
+
+def _read_recent(nvml: Nvml) -> Sequence[Device]:
     try:
         with open_nvml(nvml) as opened:
             since = int((time.time() - RECENT) * 1e6)
