@@ -1,8 +1,8 @@
 """From the positions of all ranks to those that the others wait for. Pure: the order of the positions means nothing.
 
-A rank waits in an operation that it has entered and that another rank of the group has not. Whoever has not entered it
-may wait in an operation of another group in turn, so the ranks for which all wait in the end are those that have left
-an operation out and wait in none: `Lag.final`. In doubt there is no lag.
+A rank waits in an operation that it has entered and that another rank of the group has not. A rank that has not entered
+it may wait in an operation of another group in turn, so the ranks for which all wait in the end are those that have
+left an operation out and wait in none: `Lag.final`. In doubt there is no lag.
 """
 
 from __future__ import annotations
