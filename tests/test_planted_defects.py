@@ -277,6 +277,12 @@ DEFECTS = {
         "return True",
         "test_keepalives.py::test_what_counts_as_progress",
     ),
+    "a main thread that waits long for a processor runs now and then": Defect(
+        "dlrover_run/features/hangs/search/changes.py",
+        "if one.figures.never_waited(before.figures):",
+        "if False:",
+        "test_keepalives.py::test_a_heartbeat_is_no_progress_of_a_main_thread_that_waits_long_for_a_processor",
+    ),
     "a helper thread that reads a figure makes progress": Defect(
         "dlrover_run/features/hangs/search/changes.py",
         "OUTPUT_BYTES if main in (Main.RUNS, Main.UNKNOWN) else HELPER_BYTES * seconds",

@@ -58,12 +58,21 @@ class ProcessFigures(NamedTuple):
 
 class WorkerFigures(NamedTuple):
     """A worker and the processes below it. `wchan` is the kernel function in which its main thread sleeps, empty if
-    unknown; `traced` whether a debugger is attached."""
+    unknown; `traced` whether a debugger is attached. `voluntary_switches` is how often its main thread has begun to
+    wait for something other than a processor, None if unknown."""
 
     own: ProcessFigures
     children: tuple[ProcessFigures, ...] = ()
     wchan: str = ""
     traced: bool = False
+    voluntary_switches: int | None = None
+
+    def never_waited(self, since: WorkerFigures) -> bool:
+        """Whether its main thread has only run or waited for a processor since those figures. The processor time says
+        the same on a machine that has processors for all; where a thread waits long for one, the kernel counts that
+        wait only at its end."""
+        known = self.voluntary_switches is not None and self.voluntary_switches == since.voluntary_switches
+        return known and self.own.runs and since.own.runs
 
 
 def read_process(pid: int, proc: Path = Path("/proc")) -> ProcessFigures | None:
@@ -104,14 +113,18 @@ def read_worker(pid: int, proc: Path = Path("/proc")) -> WorkerFigures | None:
         return None
     wchan = ""
     traced = False
+    voluntary = None
     with contextlib.suppress(OSError):
         name = _read(f"{proc}/{pid}/wchan").decode(errors="replace").strip()
         wchan = "" if name == "0" else name
     with contextlib.suppress(OSError):
-        traced = b"\nTracerPid:\t0\n" not in _read(f"{proc}/{pid}/status")
+        status = _read(f"{proc}/{pid}/status")
+        traced = b"\nTracerPid:\t0\n" not in status
+        _, found, rest = status.partition(b"\nvoluntary_ctxt_switches:")
+        voluntary = int(rest.split(b"\n", 1)[0]) if found else None
     children: list[ProcessFigures] = []
     _add_children(pid, proc, children, MAX_DEPTH)
-    return WorkerFigures(own, tuple(children), wchan, traced)
+    return WorkerFigures(own, tuple(children), wchan, traced, voluntary)
 
 
 def socket_inodes(pid: int, proc: Path = Path("/proc")) -> set[int]:

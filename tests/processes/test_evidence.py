@@ -125,6 +125,16 @@ def test_a_process_that_waits_for_a_processor() -> None:
     try:
         until(lambda: all(_figures(one.pid).own.queued > 0 for one in spinning))
         assert all(one.own.ready > one.own.cpu for one in (_figures(each.pid) for each in spinning))
+        pid, last = spinning[0].pid, [_figures(spinning[0].pid)]
+
+        def spins_on() -> bool:
+            before, now = last[-1], _figures(pid)
+            last.append(now)
+            return now.own.turns > before.own.turns and now.never_waited(before)
+
+        until(spins_on)
+        assert not last[-1].never_waited(last[-2]._replace(voluntary_switches=None))
+        assert not last[-1].never_waited(last[-2]._replace(own=last[-2].own._replace(state="S")))
     finally:
         for one in spinning:
             one.kill()

@@ -261,6 +261,8 @@ class StallWatch:
         assert first.figures is not None
         assert last.figures is not None
         before, now, seconds = first.figures.own, last.figures.own, last.at - first.at
+        if last.figures.never_waited(first.figures):
+            return 1.0, 1.0
         share = (now.ready - before.ready) / seconds
         return share, (now.main + now.queued - before.main - before.queued) / seconds if now.turns else None
 

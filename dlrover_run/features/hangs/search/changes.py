@@ -6,7 +6,7 @@ main thread does meanwhile decides, between two samples:
 | main thread | large exchange | small exchange | known keep-alive | small input or output |
 |---|---|---|---|---|
 | still: it never had a processor | counts | - | - | - |
-| spins: it had one nearly all the time, or waited for one | counts | counts | - | - |
+| spins: it had one nearly all the time, or waited for one and for nothing else | counts | counts | - | - |
 | runs now and then, or is not known | counts | counts | counts | counts |
 
 A worker that waits for its device spins, and so does one that computes in one place: then stacks decide (`detector`).
@@ -142,6 +142,8 @@ def _main_thread(before: Evidence | None, one: Evidence) -> Main:
         return Main.UNKNOWN
     if own.turns == earlier.turns and not own.runs:
         return Main.STILL
+    if one.figures.never_waited(before.figures):
+        return Main.SPINS
     ready = own.main - earlier.main + own.queued - earlier.queued
     return Main.SPINS if ready >= SPIN_SHARE * (one.at - before.at) else Main.RUNS
 

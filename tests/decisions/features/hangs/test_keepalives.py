@@ -61,6 +61,21 @@ def test_what_counts_as_progress(main: str, counting: set[str]) -> None:
     assert change(main, NOTHING, NOTHING, read=int(HELPER_BYTES)).progress, "a thread that writes a checkpoint"
 
 
+@pytest.mark.parametrize(("waits", "counts"), [(0, False), (3, True)])
+def test_a_heartbeat_is_no_progress_of_a_main_thread_that_waits_long_for_a_processor(waits: int, counts: bool) -> None:
+    """The kernel counts a wait for a processor at its end: until then a thread that spins shows little time."""
+    changes = Changes()
+
+    def sample(at: float, traffic: Traffic, used: float, turns: int, switches: int) -> Evidence:
+        own = ProcessFigures(9, "python", "R", 1, used, 0, 0, 0, 0.0, used, turns)
+        return Evidence(0, at, traffic, WorkerFigures(own, voluntary_switches=switches))
+
+    other = [Evidence(1, at, Traffic(carried=0, counted=0), figures(STILL, at)) for at in (10.0, 11.0)]
+    changes.take([sample(10.0, NOTHING, 1.0, 50, 7), other[0]], {})
+    found = changes.take([sample(11.0, HEARTBEAT, 1.05, 52, 7 + waits), other[1]], {})
+    assert found[0].progress is counts
+
+
 def test_a_heartbeat_counts_only_with_figures_of_the_process() -> None:
     changes = Changes()
     changes.take([Evidence(rank, 10.0, NOTHING) for rank in (0, 1)], {})
