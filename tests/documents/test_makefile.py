@@ -59,6 +59,11 @@ else:
     assert "no build for Python 3.14.0" in printed
 
 
+def test_the_site_has_every_page_of_docs_and_no_other() -> None:
+    named = re.findall(r"^ +- ([\w-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+    assert sorted(named) == sorted(page.name for page in (ROOT / "docs").glob("*.md"))
+
+
 def test_the_tests_that_the_makefile_names_exist() -> None:
     text = (ROOT / "Makefile").read_text()
     named = re.findall(r"tests/[\w/]+(?:\.py)?", text)
