@@ -122,6 +122,10 @@ class Jobs:
             raise RequestRefused(_moved_text(name, moved), retry=True, moved=moved)
         if job is None:
             job = self._begin(name, rules, now)
+            if job.over and not join.report.epoch and job.is_unneeded(now):
+                # The masters before this one have kept the result for long enough. A node of that job still gets it.
+                self._delete(job, now)
+                job = self._begin(name, rules, now)
         self._schedule(name)
         welcome = job.join(connection, join.report, rules, now)
         self._on_change()
@@ -348,12 +352,7 @@ class Jobs:
                 if job.replaced:
                     self._taken_over.add(name)
             elif job.is_unneeded(now):
-                self._drop(job)
-                job.delete()
-                self.last_one_over = job.over
-                if job.over:
-                    self._on_end(job.status(now), job.history)
-                    self._note_ended(job)
+                self._delete(job, now)
             elif (time := job.wake_at()) is not None:
                 self._timers[name] = self._loop.call_at(time, self._schedule, name)
         self._on_change()
@@ -362,6 +361,15 @@ class Jobs:
     def _notify(self) -> None:
         for listener in tuple(self._listeners):
             listener()
+
+    def _delete(self, job: JobHost, now: float) -> None:
+        """Delete a job that no node needs any more, with its journal."""
+        self._drop(job)
+        job.delete()
+        self.last_one_over = job.over
+        if job.over:
+            self._on_end(job.status(now), job.history)
+            self._note_ended(job)
 
     def _note_ended(self, job: JobHost) -> None:
         self._ended[job.name] = job.epoch
