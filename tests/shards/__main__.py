@@ -105,11 +105,11 @@ def run_tests(tests: Sequence[LongTest], directory: Path, record: Path, extra: S
         if not chosen:
             continue
         name = "alone" if alone else "shared"
-        only = directory / name
+        only = directory / f"{name}.txt"
         only.write_text("\n".join(test.id for test in chosen))
         parallel = [] if alone else ["-n", str(WORKERS), "--dist", "worksteal"]
         files = sorted({test.file for test in chosen})
-        given = [f"--only-tests={only}", f"--record={record}", f"--basetemp={directory / f'{name}-files'}"]
+        given = [f"--only-tests={only}", f"--record={record}", f"--basetemp={directory / name}"]
         worst = max(worst, abs(call_pytest("-m", MARKS, *parallel, *given, *extra, *files)))
     return worst
 
@@ -123,7 +123,8 @@ def run_shard(run: ShardRun, tests: Sequence[LongTest], results: Path, extra: Se
     minutes = expected_seconds(tests, known_seconds()) / 60
     print(f"Shard {run.shard}/{run.count}: {len(tests)} tests, about {minutes:.0f} minutes, seeds of {run.night}")
     print(f"Results: {record}", flush=True)
-    directory = OwnedDirectory(f"dlrover-shard-{run.shard}-of-{run.count}-")
+    # Short, as sockets lie below it, whose paths have at most 107 bytes.
+    directory = OwnedDirectory(f"shard-{run.shard}-")
     began = time.monotonic()
     code = run_tests(tests, Path(directory.path), record, extra)
     append(record, {"seconds": round(time.monotonic() - began, 1), "code": code})
