@@ -206,6 +206,7 @@ class Masters:
         self._launched = launched
         self._unix_ms = 1_700_000_000_000
         self._number = 0
+        self._ended = False
         self.all: list[Master] = []
         self.begin()
 
@@ -245,9 +246,17 @@ class Masters:
         self._timeline.after(self._timeline.random.uniform(0.05, most), lambda: self._look(most))
 
     def _look(self, most: float) -> None:
+        if self._ended:
+            return
         if not self.current.alive or (self._two_places and self.current.stopped):
             self.begin()
         self.keep_up(most)
+
+    def end(self) -> None:
+        """Kill all masters, and start none in their place any more."""
+        self._ended = True
+        for master in self.living:
+            master.kill()
 
     def settle(self) -> None:
         """End all faults: the latest master runs, and the others have ended."""

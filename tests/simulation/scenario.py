@@ -201,8 +201,7 @@ class MasterScenario(Scenario):
         # From a generator of its own: the runs of seeds without it stay the same. The next job has invariants of its
         # own.
         random = Random(f"latecomers {self._seed}")
-        for master in self.masters.living:
-            master.kill()
+        self.masters.end()
         if random.random() < 0.5:
             self._disk.restore_end(JOB)
         self.invariants = self._disk.invariants = Invariants(self.rules, durable=False, nodes_stay=False)

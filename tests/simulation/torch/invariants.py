@@ -201,10 +201,13 @@ class TorchInvariants(Invariants):
         if after.change is not None:
             self._marked_before.setdefault(after.change, self.marks.get(plan.key, 0))
         resized = Code.SCALED_UP.within(after.reasons) or Code.SCALED_DOWN.within(after.reasons)
-        # The drain of a node that is lost interrupts nothing, nor does one in a round that ends meanwhile.
+        # The drain of a node that is lost interrupts nothing, nor does one in a round that ends meanwhile. Once workers
+        # have succeeded no round is planned, and a drain begins at once.
         drained = (
             plan.phase is after.phase is PlanPhase.TRAINING
             and after.key == plan.key
+            and not any(p.succeeded_in(plan.key) for p in present.values())
+            and not any(member.done for member in plan.members)
             and any(
                 key in present and not present[key].is_lost(now) for key in set(after.draining) ^ set(plan.draining)
             )
