@@ -56,6 +56,17 @@ def test_one_world_begins_without_the_first_machine() -> None:
     assert sum(len(world.all) > 1 for world in worlds) > EARLY_SEEDS / 2
 
 
+TWO_STARTERS = 202611281068
+"""The seed of a run in which two nodes have their turn within 0.2 s, as one began to look 5 s after the other."""
+
+
+def test_two_masters_that_begin_at_the_same_time_become_one() -> None:
+    assert play_early(TWO_STARTERS, 1)[0].is_early
+    ends_alone = patch.object(Succession, "other_places", lambda self, own: (self.place,))
+    with ends_alone, pytest.raises(Broken, match="one round"):
+        play_early(TWO_STARTERS, 1)
+
+
 @pytest.mark.parametrize("part", night_parts(2000, 250))
 def test_one_world_begins_for_the_seeds_of_the_night(part: int) -> None:
     run_seeds(partial(play, kinds=EARLY_KINDS), first_seed() + part, 250)
@@ -93,7 +104,7 @@ DEFECTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     ),
 }
 
-FIRST_SEEDS = {"the master that was replaced keeps its nodes": 225}
+FIRST_SEEDS = {"the master that was replaced keeps its nodes": 225, "all candidates start at once": 325}
 """The first of the ten seeds of a planted defect, where it is not 0."""
 
 

@@ -79,7 +79,7 @@ class MasterClient(RemoteClient):
         self._launcher = MasterLauncher(self._master, log)
         self._successor: MasterLauncher | None = None
         self._successor_at = ""
-        self._replaced = self._master.host
+        self._other_places: tuple[str, ...] = ()
         self._connection: Connection | None = None
         self._trying = ""
         self._is_elsewhere = False
@@ -186,7 +186,7 @@ class MasterClient(RemoteClient):
             self._log_once(f"{self._server} was not found within {waited}; this node starts one in its place")
         spec = replace(self._master, host=own, bind=own, is_host=True)
         self._successor, self._successor_at = MasterLauncher(spec, self._log, lost), own
-        self._replaced = self._succession.place or self._master.host
+        self._other_places = self._succession.other_places(own)
         await self._successor.ensure(await resolve(own, self._master.port))
         if self._successor.problem is not None:
             raise ConnectionLost(self._successor.problem)
@@ -215,9 +215,10 @@ class MasterClient(RemoteClient):
 
     async def _recall(self, own: str) -> None:
         """While this node has the successor of the master: send the nodes of a master at the endpoint here, and those
-        of the one that it has replaced, which a divided network may have hidden. A successor that has formed no round
-        sends its own nodes there instead."""
-        places = dict.fromkeys((self._master.host, self._replaced))
+        of the one that it has replaced, which a divided network may have hidden, or of a candidate before this one,
+        which may have started a master at the same time. A successor that has formed no round sends its own nodes
+        there instead."""
+        places = dict.fromkeys((self._master.host, *self._other_places))
         while True:
             await asyncio.sleep(succession.RECALL_INTERVAL)
             for place in places:

@@ -103,6 +103,13 @@ class Succession:
         """The machines to probe beside that of the last master."""
         return tuple(address for address in self.candidates if address != self.place)
 
+    def other_places(self, own: str) -> tuple[str, ...]:
+        """Where another master of the job may be when the node with that address has started one: at the place of the
+        last one, and on the candidates before it. Nodes that began to look at different times may have had their turn
+        at the same time; of two masters that wait the first candidate's goes on."""
+        before = self.candidates[: self.candidates.index(own)] if own in self.candidates else ()
+        return tuple(dict.fromkeys(address for address in (self.place, *before) if address))
+
     def step(self, own: str | None, reached: Mapping[str, Reach], rules: JobRules, now: float) -> SuccessionStep:
         """The next step of the node with the address `own`; `reached` has what the probes came to."""
         follow = tuple(address for address in self.others if reached.get(address) is Reach.ACCEPTS)

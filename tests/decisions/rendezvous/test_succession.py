@@ -97,6 +97,16 @@ def test_no_node_replaces_the_first_one_where_no_round_could_be_formed_without_i
     assert first_step(B, late, a=SILENT, c=SILENT) == cut_off
 
 
+def test_a_master_is_looked_for_at_the_last_place_and_on_the_candidates_before_this_node() -> None:
+    succession = Succession()
+    succession.learn_listed(ListedHosts((A, B, C, D), C), 4)
+    assert [succession.other_places(own) for own in (B, C, D)] == [(A,), (A, B), (A, B, C)]
+    succession.note_connected(D)
+    assert succession.other_places(C) == (D, A, B)
+    succession.learn((D, C), 2)
+    assert (succession.other_places(C), succession.other_places(A)) == ((D,), (D,))
+
+
 def test_what_the_first_round_names_counts_instead_of_the_list() -> None:
     succession = Succession()
     succession.learn_listed(ListedHosts((A, B, C), B), 3)
