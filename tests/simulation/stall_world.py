@@ -8,6 +8,7 @@ minute, while those that train in step with it wait, in a collective, or by look
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from random import Random
@@ -224,8 +225,9 @@ async def _play(world: World) -> None:
     arrives = [0.0] * (2 * NODES)
 
     def send(channel: int, action: Callable[[], None]) -> None:
-        """Deliver in order, each after a time of its own."""
-        arrives[channel] = max(arrives[channel], loop.time() + world.random.uniform(0, MAX_DELAY))
+        """Deliver in order, each after a time of its own: a loop calls what has the same time in any order."""
+        after_last = math.nextafter(arrives[channel], math.inf)
+        arrives[channel] = max(after_last, loop.time() + world.random.uniform(0, MAX_DELAY))
         loop.call_at(arrives[channel], action)
 
     def receive(place: int, report: NodeReport) -> None:
