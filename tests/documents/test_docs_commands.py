@@ -32,6 +32,7 @@ from support.doc_pages import (
     blocks,
     commands,
     inline_commands,
+    normalized,
     prose,
     run_block,
 )
@@ -274,14 +275,6 @@ def test_each_block_names_its_language_and_is_fenced(page: Path) -> None:
 
 
 # --- Commands that are run unchanged.
-
-
-def normalized(text: str) -> list[str]:
-    """The lines of a console without what differs between runs: numbers, the host and the directory."""
-    text = re.sub(r"\d+(\.\d+)?", "N", text)
-    text = re.sub(r"(host +:) \S+", r"\1 HOST", text)
-    text = re.sub(r'"[^"]*/(\w+\.py)"', r'"\1"', text)
-    return [" ".join(line.split()) for line in text.splitlines() if line.strip()]
 
 
 TRAIN = """\

@@ -108,6 +108,14 @@ def links(page: Path) -> list[str]:
     return re.findall(r"\]\(([^)\s]+)\)", prose(page))
 
 
+def normalized(text: str) -> list[str]:
+    """The lines of a console without what differs between runs: numbers, the host and the directory."""
+    text = re.sub(r"\d+(\.\d+)?", "N", text)
+    text = re.sub(r"(host +:) \S+|\([\w.-]+\)(?= joined)", r"\1 HOST", text)
+    text = re.sub(r'"[^"]*/(\w+\.py)"', r'"\1"', text)
+    return [" ".join(line.split()) for line in text.splitlines() if line.strip()]
+
+
 def run_block(
     text: str, directory: Path, stand_ins: Mapping[str, str], environ: Mapping[str, str], code: int = 0
 ) -> list[str]:
