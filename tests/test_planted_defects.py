@@ -283,6 +283,12 @@ DEFECTS = {
         "if False:",
         "test_keepalives.py::test_a_heartbeat_is_no_progress_of_a_main_thread_that_waits_long_for_a_processor",
     ),
+    "the memory of a helper thread is progress of a main thread that spins": Defect(
+        "dlrover_run/features/hangs/search/changes.py",
+        "if main is Main.SPINS and now.main_faults is not None",
+        "if False and now.main_faults is not None",
+        "test_keepalives.py::test_a_thread_that_copies_does_not_hide_a_stall",
+    ),
     "a helper thread that reads a figure makes progress": Defect(
         "dlrover_run/features/hangs/search/changes.py",
         "OUTPUT_BYTES if main in (Main.RUNS, Main.UNKNOWN) else HELPER_BYTES * seconds",

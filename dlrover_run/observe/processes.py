@@ -59,13 +59,15 @@ class ProcessFigures(NamedTuple):
 class WorkerFigures(NamedTuple):
     """A worker and the processes below it. `wchan` is the kernel function in which its main thread sleeps, empty if
     unknown; `traced` whether a debugger is attached. `voluntary_switches` is how often its main thread has begun to
-    wait for something other than a processor, None if unknown."""
+    wait for something other than a processor, None if unknown. `main_faults` are the page faults of the main thread
+    alone, None if unknown or while it sleeps."""
 
     own: ProcessFigures
     children: tuple[ProcessFigures, ...] = ()
     wchan: str = ""
     traced: bool = False
     voluntary_switches: int | None = None
+    main_faults: int | None = None
 
     def never_waited(self, since: WorkerFigures) -> bool:
         """Whether its main thread has only run or waited for a processor since those figures. The processor time says
@@ -114,6 +116,7 @@ def read_worker(pid: int, proc: Path = Path("/proc")) -> WorkerFigures | None:
     wchan = ""
     traced = False
     voluntary = None
+    main_faults = None
     with contextlib.suppress(OSError):
         name = _read(f"{proc}/{pid}/wchan").decode(errors="replace").strip()
         wchan = "" if name == "0" else name
@@ -122,9 +125,13 @@ def read_worker(pid: int, proc: Path = Path("/proc")) -> WorkerFigures | None:
         traced = b"\nTracerPid:\t0\n" not in status
         _, found, rest = status.partition(b"\nvoluntary_ctxt_switches:")
         voluntary = int(rest.split(b"\n", 1)[0]) if found else None
+    if own.runs:
+        with contextlib.suppress(OSError):
+            _, fields = read_stat(pid, proc / str(pid) / "task")
+            main_faults = int(fields[7])
     children: list[ProcessFigures] = []
     _add_children(pid, proc, children, MAX_DEPTH)
-    return WorkerFigures(own, tuple(children), wchan, traced, voluntary)
+    return WorkerFigures(own, tuple(children), wchan, traced, voluntary, main_faults)
 
 
 def socket_inodes(pid: int, proc: Path = Path("/proc")) -> set[int]:

@@ -101,6 +101,7 @@ def test_figures_of_a_process_and_its_child() -> None:
             assert figures.children[0].parent == process.pid
             assert figures.own.cpu > 0
             assert figures.own.faults > 0
+            assert figures.main_faults is None, "its main thread sleeps"
             assert figures.own.read > 0
             assert not figures.traced
             os.kill(process.pid, signal.SIGSTOP)
@@ -139,6 +140,34 @@ def test_a_process_that_waits_for_a_processor() -> None:
         for one in spinning:
             one.kill()
             one.wait(WAIT)
+
+
+_COPIES = """
+import mmap, threading
+
+def copy():
+    while True:
+        memory = mmap.mmap(-1, 1 << 20)
+        for at in range(0, 1 << 20, 4096):
+            memory[at] = 1
+        memory.close()
+
+threading.Thread(target=copy).start()
+while True:
+    pass
+"""
+
+
+def test_the_new_memory_of_a_main_thread_is_not_that_of_another_thread() -> None:
+    with subprocess.Popen([sys.executable, "-S", "-c", _COPIES]) as process:
+        try:
+            until(lambda: _figures(process.pid).own.faults > 5_000)
+            first = until(lambda: one if (one := _figures(process.pid)).main_faults is not None else None)
+            until(lambda: _figures(process.pid).own.faults > first.own.faults + 5_000)
+            last = until(lambda: one if (one := _figures(process.pid)).main_faults is not None else None)
+            assert last.main_faults - first.main_faults < 1_000
+        finally:
+            process.kill()
 
 
 def test_a_process_that_writes() -> None:

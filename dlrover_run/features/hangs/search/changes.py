@@ -1,13 +1,13 @@
 """What each worker has done between two samples: whether it trained, made other progress, or used a processor. Pure.
 
-Small amounts of data are doubtful: a helper thread of a library exchanges them in a worker that hangs too. What the
-main thread does meanwhile decides, between two samples:
+Small amounts of data are doubtful: a helper thread of a library exchanges them in a worker that hangs too. So is new
+memory, which a thread needs that copies for a device. What the main thread does meanwhile decides, between two samples:
 
-| main thread | large exchange | small exchange | known keep-alive | small input or output |
-|---|---|---|---|---|
-| still: it never had a processor | counts | - | - | - |
-| spins: it had one nearly all the time, or waited for one and for nothing else | counts | counts | - | - |
-| runs now and then, or is not known | counts | counts | counts | counts |
+| main thread | large exchange | small exchange | known keep-alive | small input or output | memory of other threads |
+|---|---|---|---|---|---|
+| still: it never had a processor | counts | - | - | - | counts |
+| spins: it had or awaited one nearly all the time, and nothing else | counts | counts | - | - | - |
+| runs now and then, or is not known | counts | counts | counts | counts | counts |
 
 A worker that waits for its device spins, and so does one that computes in one place: then stacks decide (`detector`).
 """
@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from dlrover_run.observe.processes import WorkerFigures
 from dlrover_run.observe.records import Evidence, Traffic
 
 BUSY_SHARE = 0.1
@@ -26,7 +27,7 @@ BUSY_SHARE = 0.1
 next to nothing of that."""
 
 WORKING_FAULTS = 64
-"""Page faults in a second of processor time with which a busy worker works: one that spins needs no new memory."""
+"""Page faults in a second of processor time with which a busy worker works: a thread that spins needs no new memory."""
 
 MIN_WORKING_FAULTS = 8
 """The same between two samples, in which the worker had little of a processor."""
@@ -123,7 +124,7 @@ class Changes:
         busy = own.runs or own.ready - earlier.ready >= BUSY_SHARE * seconds
         computed = own.cpu - earlier.cpu >= BUSY_SHARE * seconds
         enough = max(MIN_WORKING_FAULTS, WORKING_FAULTS * min(seconds, own.cpu - earlier.cpu))
-        works = busy and own.faults - earlier.faults >= enough
+        works = busy and _new_memory(one.figures, known.figures, main) >= enough
         progress = trained or exchanged or moved or works or _child_works(one, known, seconds)
         return Change(trained, progress, busy, computed, measured=True, beats=beats)
 
@@ -158,6 +159,14 @@ def _is_progress(before: Traffic, now: Traffic, main: Main, has_figures: bool) -
     if before.counted != now.counted:
         return main is not Main.STILL
     return main is Main.RUNS or (main is Main.UNKNOWN and has_figures)
+
+
+def _new_memory(now: WorkerFigures, before: WorkerFigures, main: Main) -> int:
+    """The page faults between two samples. Those of a main thread that spins are its own: what other threads copy is
+    no work that it waits for, as it would sleep then."""
+    if main is Main.SPINS and now.main_faults is not None and before.main_faults is not None:
+        return now.main_faults - before.main_faults
+    return now.own.faults - before.own.faults
 
 
 def _child_works(one: Evidence, known: Evidence, seconds: float) -> bool:

@@ -19,12 +19,14 @@ from dlrover_run.observe.records import Evidence, Traffic
 STILL, SPINS, RUNS, UNCOUNTED = "still", "spins", "runs", "uncounted"
 
 
-def figures(main: str, second: float, *, read: int = 0) -> WorkerFigures:
+def figures(
+    main: str, second: float, *, read: int = 0, faults: int = 0, main_faults: int | None = None
+) -> WorkerFigures:
     """A worker whose main thread has done this in each second."""
     turns = {STILL: 5, SPINS: 5 + int(10 * second), RUNS: 5 + int(20 * second), UNCOUNTED: 0}[main]
     used = {STILL: 1.0, SPINS: second, RUNS: 0.02 * second, UNCOUNTED: 0.0}[main]
-    own = ProcessFigures(9, "python", "R" if main == SPINS else "S", 1, used, 0, read, 0, 0.0, used, turns)
-    return WorkerFigures(own)
+    own = ProcessFigures(9, "python", "R" if main == SPINS else "S", 1, used, faults, read, 0, 0.0, used, turns)
+    return WorkerFigures(own, main_faults=main_faults)
 
 
 def change(main: str, before: Traffic, after: Traffic, *, read: int = 0) -> Change:
@@ -34,6 +36,9 @@ def change(main: str, before: Traffic, after: Traffic, *, read: int = 0) -> Chan
     changes.take([Evidence(0, 10.0, before, figures(main, 10.0)), other[0]], {})
     return changes.take([Evidence(0, 11.0, after, figures(main, 11.0, read=read)), other[1]], {})[0]
 
+
+COPY_FAULTS, COPY_PERIOD = 256, 2.5
+"""Page faults of a thread that maps a mebibyte anew for its copies, and the seconds between two of them."""
 
 NOTHING = Traffic(100, 100, carried=50, counted=60)
 LARGE = Traffic(900, 900, carried=850, counted=860)
@@ -108,10 +113,11 @@ def test_heartbeats_do_not_hide_a_stall(main: str) -> None:
 
 class Silent:
     """Two workers that train over NVLink: only heartbeats are on their connections. They load a batch each `period`
-    seconds, and else wait for their devices at one line."""
+    seconds, and else wait for their devices at one line. With `copies` a thread of theirs maps new memory."""
 
-    def __init__(self, period: float, *, beats: bool = True) -> None:
+    def __init__(self, period: float, *, beats: bool = True, copies: bool = False) -> None:
         self.detector = Detector()
+        self.copies = copies
         self.period, self.beats = period, beats
         self.now = 0.0
         self.read = 0
@@ -126,12 +132,33 @@ class Silent:
                 self.read += 10**6
             sent = int(self.now) * 100 if self.beats else 0
             traffic = Traffic(sent, sent, at_store=True, carried=0, counted=0)
-            workers = [Evidence(rank, self.now, traffic, figures(SPINS, self.now, read=self.read)) for rank in (0, 1)]
+            faults = COPY_FAULTS * int(self.now / COPY_PERIOD) if self.copies else 0
+            own = figures(SPINS, self.now, read=self.read, faults=faults, main_faults=0)
+            workers = [Evidence(rank, self.now, traffic, own) for rank in (0, 1)]
             decision = self.detector.observe(workers)
             self.detector.note_stacks(dict.fromkeys((0, 1), [("train.py:9:step",)] * 20))
             if isinstance(decision, Stalled):
                 return decision
         return None
+
+
+@pytest.mark.parametrize(
+    ("main", "main_faults", "works"),
+    [(SPINS, 0, False), (SPINS, 256, True), (SPINS, None, True), (UNCOUNTED, 0, True), (STILL, 0, True)],
+)
+def test_new_memory_is_that_of_a_main_thread_that_spins(main: str, main_faults: int | None, works: bool) -> None:
+    """Whatever the other threads of a worker copy; one whose main thread waits for such a thread works by it."""
+    changes = Changes()
+    now = [figures(main, at, faults=0, main_faults=main_faults and 0) for at in (10.0, 11.0)]
+    after = now[1]._replace(own=now[1].own._replace(faults=256, cpu=now[0].own.cpu + 1.0), main_faults=main_faults)
+    changes.take([Evidence(0, 10.0, NOTHING, now[0])], {})
+    assert changes.take([Evidence(0, 11.0, NOTHING, after)], {})[0].progress is works
+
+
+def test_a_thread_that_copies_does_not_hide_a_stall() -> None:
+    silent = Silent(0.5, copies=True)
+    assert silent.run(SILENT_AFTER + 10) is None
+    assert silent.run(3 * UNLEARNED_LIMIT, trains=False) is not None
 
 
 @pytest.mark.parametrize("period", [0.5, 2.0, 20.0])
