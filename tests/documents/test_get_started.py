@@ -77,7 +77,6 @@ def test_a_killed_worker_is_replaced_as_the_page_shows(tmp_path: Path) -> None:
         terminal.wait_for(r"^rank \d of 2, .* begins after step [1-9]\d*$", 2)
         terminal.wait_for(r"^step 60:")
         assert not_printed(shown(AFTER_KILL.text), terminal.printed) == []
-        assert "Connection reset by peer" in terminal.printed or "Connection closed by peer" in terminal.printed
         assert terminal.interrupt() == 128 + signal.SIGINT
     finally:
         terminal.close()
