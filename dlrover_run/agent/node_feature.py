@@ -64,7 +64,7 @@ F = TypeVar("F")
 
 
 class NodeFeatures:
-    """The features that the job has, as far as it is known, in the order in which they began."""
+    """The features that the job has, as far as it is known, in the order of `FEATURES`."""
 
     def __init__(self) -> None:
         self._begun: dict[str, NodeFeature] = {}
@@ -80,6 +80,8 @@ class NodeFeatures:
                 begun: NodeFeature = import_module(row.module("node")).NODE(services, tasks)
                 self._begun[row.name] = begun
                 begun.open()
+        # One that begins by a later assignment takes its place among those before it.
+        self._begun = {row.name: self._begun[row.name] for row in FEATURES if row.name in self._begun}
 
     def of(self, kind: type[F]) -> list[F]:
         """Those of a class."""

@@ -1,4 +1,5 @@
-"""The client of etcd: this node's lease and report, its assignment, and its part in the election of the leader.
+"""The client of a key-value store: the lease and report of this node, its assignment, and its part in the
+election.
 
 A node joins with three requests: a lease, a transaction that puts its report under the lease, and a watch on the
 leader's key and on the messages of its own bucket. etcd deletes the report with the lease, so it detects a silent node.

@@ -1,5 +1,5 @@
-"""The election of the agent that decides for a job in etcd: the agent that has created the leader's key leads as long
-as its lease lives."""
+"""The election of the agent that decides for a job in a key-value store: the agent that has created the leader's
+key leads as long as its lease lives."""
 
 from __future__ import annotations
 

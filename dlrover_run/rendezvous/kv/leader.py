@@ -1,7 +1,9 @@
-"""The leader of a job in etcd: the elected agent watches the nodes' reports, decides, and writes the assignments.
+"""The leader of a job in a key-value store: the elected agent watches the reports of the nodes, decides, and
+writes the assignments.
 
-It decides with the same driver as a master. Each of its writes has the condition that it is still elected, so an
-agent that was replaced during a stall writes nothing.
+It decides with the same driver as a master. Each write of a decision has the condition that it is still elected, so an
+agent that was replaced during a stall writes none. The answer to a request has the condition that the request is as
+it was read.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The records of a job in etcd: JSON that is validated when it is decoded, compressed if it is long. Pure.
+"""The records of a job in a key-value store: JSON that is validated when it is decoded, compressed if it is long. Pure.
 
 | key below the job's own prefix | written by | lease |
 |---|---|---|

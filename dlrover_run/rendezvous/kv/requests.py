@@ -1,4 +1,4 @@
-"""Questions and requests of an operator's program about a job in etcd. The program is no node of the job.
+"""Questions and requests of an operator's program about a job in a key-value store. The program is no node of the job.
 
 It reads the same records as the next leader would, and makes the status from them. A request is a key whose value the
 leader replaces by its answer once the plan contains it.

@@ -1,4 +1,5 @@
-"""Questions for the stacks of a job in etcd: a key that each node watches, and a key with the answer of each node.
+"""Questions for the stacks of a job in a key-value store: a key that each node watches, and a key with
+the answer of each node.
 
 All of them are under the lease of the program that asks, so nothing is left of a question, also if its program dies.
 The leader takes no part in it.

@@ -1,4 +1,5 @@
-"""What an agent makes of errors of its own parts: which one is the cause, and that no other part suffers from it."""
+"""What an agent makes of errors of its own parts: which one is the cause, and that no other part suffers from it; and
+the order in which it calls its features."""
 
 from __future__ import annotations
 
@@ -6,6 +7,9 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
+from dlrover_run.agent import node_feature
 from dlrover_run.agent.agent import Agent
 from dlrover_run.agent.node_feature import NodeFeature, NodeFeatures
 from dlrover_run.agent.result import JobResult, NodeRefused
@@ -91,3 +95,29 @@ def test_a_feature_that_cannot_be_ended_is_named_and_the_others_are_ended() -> N
         assert sound.ended
 
     asyncio.run(scene())
+
+
+def test_a_feature_that_begins_later_is_called_in_its_place_and_begins_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+
+    class Named(NodeFeature):
+        def __init__(self, name: str) -> None:
+            super().__init__(nothing, nothing)
+            self.name = name
+            made.append(name)
+
+    def row(name: str, *assignments: str) -> SimpleNamespace:
+        begins = lambda _name, _job, assignment: assignment in assignments  # noqa: E731
+        return SimpleNamespace(name=name, any_engine=True, node=begins, module=lambda _part: name)
+
+    nothing: Any = None
+    services: Any = SimpleNamespace(job=SimpleNamespace(rules=SimpleNamespace(engine="")))
+    monkeypatch.setattr(node_feature, "FEATURES", (row("a", "later"), row("b", "first", "later"), row("c", "first")))
+    loaded = lambda name: SimpleNamespace(NODE=lambda _services, _tasks: Named(name))  # noqa: E731
+    monkeypatch.setattr(node_feature, "import_module", loaded)
+    features = NodeFeatures()
+    assignments: tuple[Any, ...] = ("first", "later", "later")
+    for assignment in assignments:
+        features.begin(services, nothing, assignment)
+    assert [feature.name for feature in features.of(Named)] == ["a", "b", "c"]
+    assert made == ["b", "c", "a"]
