@@ -107,6 +107,7 @@ FEATURES = (
     Feature("hangs", flags=True, parts={"stalls": "stall", "stragglers": "straggler"}, node=by_settings, metrics=True),
     Feature("survivors", flags=True, parts={"survivors": "survivors"}, node=by_rules, variables="DLROVER_SURVIVOR_"),
     Feature("autoscale", flags=True, parts={"autoscale": "autoscale"}, node=by_assignment),
+    Feature("experiments"),
     Feature("resources", node=always, any_engine=True, columns=True, metrics=True),
     Feature("device_errors", node=with_device),
     Feature("checkpoints", flags=True, node=by_settings, columns=True, metrics=True),
