@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from dlrover_run.agent.result import NodeRefused
 from dlrover_run.coordination.records.assignment import Assignment
 from dlrover_run.features import FEATURES
 
@@ -97,8 +98,15 @@ class NodeFeatures:
             feature.follow(assignment, shutting_down)
 
     def add_to_report(self, report: NodeReport) -> NodeReport:
+        """Raises NodeRefused if one of them says that the node must leave; the others have seen the report too."""
+        refused: NodeRefused | None = None
         for feature in self._begun.values():
-            report = feature.add_to_report(report)
+            try:
+                report = feature.add_to_report(report)
+            except NodeRefused as error:
+                refused = refused or error
+        if refused is not None:
+            raise refused
         return report
 
     async def look(self) -> None:

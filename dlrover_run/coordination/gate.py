@@ -43,9 +43,9 @@ class Permit(NamedTuple):
 class Gate(Protocol):
     """The feature of a job, one at most, that decides which nodes may have ranks.
 
-    Pure, as an observer is. `RoundEngine` asks it: `between` and `permit` while no round runs, or for the round of a
-    planned change, `during` and `joins` while one does. `Plan.since`, `Plan.key` and `Plan.reasons` are its
-    own until what it has begun is over.
+    Pure, as an observer is. `RoundEngine` asks it: `healthy` wherever it counts nodes, `between` and `permit` while no
+    round runs, or for the round of a planned change, `during` and `joins` while one does. `Plan.since`, `Plan.key` and
+    `Plan.reasons` are its own until what it has begun is over.
     """
 
     name: ClassVar[str]

@@ -1,4 +1,4 @@
-"""The evidence of one moment, as records: what the pure rules of `stall` take."""
+"""The evidence of one moment, as records: what the search for a hang takes."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ def test_what_decides_knows_nothing_of_what_people_are_shown() -> None:
 
 FEATURE_WORDS = re.compile(
     r"autoscal|survivor|straggl|(node|network).?check|checkpoint.memory|--hook\b|\bhangs\b|tensorflow|"
-    r"parameter.?server|has_rounds|have_rounds",
+    r"parameter.?server|job.?cache|has_rounds|have_rounds",
     re.I,
 )
 

@@ -47,6 +47,8 @@ class Hooks(WorkersFeature):
         """The last round before which all commands have succeeded."""
         self._turn = asyncio.Lock()
         self._after_failure: asyncio.Task[None] | None = None
+        self._not_begun: Mapping[str, str] | None = None
+        """The facts of the last failure, until its commands begin."""
 
     @property
     def pids(self) -> set[int]:
@@ -77,6 +79,7 @@ class Hooks(WorkersFeature):
                 "CAUSE": failure.exit_text,
                 "EXIT_CODE": str(failure.exit_status),
             }
+            self._not_begun = facts
             self._after_failure = self._services.start(self._run_after_failure(facts))
             # A node check waits for it.
             self._after_failure.add_done_callback(lambda _: self._services.wake())
@@ -105,11 +108,15 @@ class Hooks(WorkersFeature):
 
     async def close(self, result: JobResult) -> None:
         await self._failure_seen()
+        if self._not_begun is not None:
+            # The report of that failure has made the node leave, which ends what runs in the background.
+            await self._run_after_failure(self._not_begun)
         facts = {"EXIT_CODE": str(result.exit_code), "CAUSE": result.error or result.reason}
         await self._run(AT_END, facts)
 
     async def _run_after_failure(self, facts: Mapping[str, str]) -> None:
         """An error of ours in it ends no node: the restart does not need these commands."""
+        self._not_begun = None
         try:
             await self._run(AFTER_FAILURE, facts)
         except Exception as error:

@@ -121,3 +121,24 @@ def test_a_feature_that_begins_later_is_called_in_its_place_and_begins_once(monk
         features.begin(services, nothing, assignment)
     assert [feature.name for feature in features.of(Named)] == ["a", "b", "c"]
     assert made == ["b", "c", "a"]
+
+
+def test_a_report_that_makes_the_node_leave_is_seen_by_all_features_and_the_first_reason_counts() -> None:
+    nothing: Any = None
+    seen: list[Any] = []
+
+    class Refusing(NodeFeature):
+        def add_to_report(self, report: Any) -> Any:
+            raise NodeRefused(f"reason {len(seen)}")
+
+    class Seeing(NodeFeature):
+        def add_to_report(self, report: Any) -> Any:
+            seen.append(report)
+            return report
+
+    features = NodeFeatures()
+    features._begun = {str(at): kind(nothing, nothing) for at, kind in enumerate((Refusing, Seeing, Refusing, Seeing))}
+    report: Any = "report"
+    with pytest.raises(NodeRefused, match=r"^reason 0$"):
+        features.add_to_report(report)
+    assert seen == [report, report]

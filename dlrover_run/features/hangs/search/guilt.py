@@ -1,4 +1,6 @@
-"""Decides which worker the others wait for. Pure: a list of rules, tried in order; each finding names its evidence.
+"""Decides which worker the others wait for. Pure: a list of rules, of which the first that finds
+something counts; each finding names its evidence. Positions in collectives come before them, unless the state of a
+process explains more (`find_guilty`).
 
 Rules that need one sample come first: a stopped process needs no further proof. Then stacks, which show who is not in
 a collective. Then the connections: a worker that waits in a collective has sent its part, so the one that has sent

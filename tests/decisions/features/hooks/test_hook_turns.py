@@ -163,6 +163,22 @@ def test_an_error_of_the_node_that_cancels_a_command_after_a_failure_leaves_the_
     play(scene)
 
 
+def test_the_commands_after_a_failure_run_also_if_its_report_has_made_the_node_leave_before_they_began(
+    play: Callable[[Scene], None],
+) -> None:
+    async def scene(one: Node) -> None:
+        one.fail()
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+            task.cancel()
+        end = asyncio.ensure_future(one.hooks.close(RESULT))
+        for number in range(1, 5):
+            (await one.begun(number)).end()
+        await end
+        assert one.ran == ["after-failure 1", "after-failure 2", "at-end 1", "at-end 2"]
+
+    play(scene)
+
+
 @pytest.mark.parametrize("end", [STOPPED, FAILED])
 def test_a_command_before_a_round_does_not_hold_up_the_end_of_the_job_and_is_no_reason_of_it(
     play: Callable[[Scene], None], end: Assignment
