@@ -289,6 +289,42 @@ DEFECTS = {
         "if False and now.main_faults is not None",
         "test_keepalives.py::test_a_thread_that_copies_does_not_hide_a_stall",
     ),
+    "before the pauses of a round are known a stopped rank is named after a minute": Defect(
+        "dlrover_run/features/hangs/search/round_detectors.py",
+        "looks_early=True",
+        "looks_early=False",
+        "test_stall_watch.py::test_before_the_pauses_are_known_only_what_never_ends_is_named_in_seconds",
+    ),
+    "a first step of some seconds is a stall": Defect(
+        "dlrover_run/features/hangs/node/diagnosis.py",
+        "if quiet.stalled.early and not is_certain_early(finding, quiet.suspects):",
+        "if False:",
+        "test_stall_watch.py::test_before_the_pauses_are_known_only_what_never_ends_is_named_in_seconds",
+    ),
+    "a first step of some seconds is a stall of several nodes": Defect(
+        "dlrover_run/features/hangs/stalls/observer.py",
+        "or (early and not is_certain_early(finding, suspects))",
+        "",
+        "test_stall_nodes.py::test_before_the_pauses_of_a_node_are_known_only_what_never_ends_is_a_stall",
+    ),
+    "a node whose pauses are not known reports its quiet workers once": Defect(
+        "dlrover_run/features/hangs/node/diagnosis.py",
+        "self._again_at = quiet.stalled.since + UNLEARNED_LIMIT",
+        "pass",
+        "test_stall_nodes.py::test_a_node_whose_pauses_are_not_known_reports_again_when_they_do_not_matter_any_more",
+    ),
+    "a round without data learns from when it was looked at": Defect(
+        "dlrover_run/features/hangs/search/detector.py",
+        "if self._is_silent and not early:",
+        "if self._is_silent:",
+        "test_keepalives.py::test_a_round_without_data_learns_no_pauses_from_when_it_is_looked_at",
+    ),
+    "no rank is behind of which nothing is known": Defect(
+        "dlrover_run/features/hangs/search/behind.py",
+        "if len(positions) < max(2, len(suspects)) or compare(positions):",
+        "if compare(positions):",
+        "test_behind.py::test_that_no_rank_is_behind_is_said_only_of_positions_of_all_that_may_wait",
+    ),
     "a helper thread that reads a figure makes progress": Defect(
         "dlrover_run/features/hangs/search/changes.py",
         "OUTPUT_BYTES if main in (Main.RUNS, Main.UNKNOWN) else HELPER_BYTES * seconds",

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from dataclasses import replace as replace_stall
 from typing import Protocol
 
 from msgspec.structs import replace
@@ -14,8 +15,15 @@ from dlrover_run.coordination.records.parts import with_part
 from dlrover_run.coordination.records.report import NodeReport
 from dlrover_run.coordination.records.round import RoundKey
 from dlrover_run.features.hangs.node.stall_report import Names, StallReport
-from dlrover_run.features.hangs.search.detector import Resumed, StallCode, Stalled
-from dlrover_run.features.hangs.search.guilt import Finding, find_alone, find_stall, is_held_back, ranks_to_restart
+from dlrover_run.features.hangs.search.detector import UNLEARNED_LIMIT, Resumed, StallCode, Stalled
+from dlrover_run.features.hangs.search.guilt import (
+    Finding,
+    find_alone,
+    find_stall,
+    is_certain_early,
+    is_held_back,
+    ranks_to_restart,
+)
 from dlrover_run.features.hangs.search.outside import LearnedPauses
 from dlrover_run.features.hangs.search.round_detectors import ENOUGH_WITNESSES
 from dlrover_run.features.hangs.search.suspects import Suspect
@@ -139,7 +147,9 @@ class LocalDiagnosis(Diagnosis):
 
     def diagnose(self, quiet: Quiet) -> None:
         finding = self._find(quiet)
-        if finding is None:
+        if quiet.stalled.early and not is_certain_early(finding, quiet.suspects):
+            self._detector.postpone(UNLEARNED_LIMIT)
+        elif finding is None:
             self._detector.withdraw()
         elif is_held_back(finding, quiet.suspects):
             self._pauses.begin_wait(quiet.stalled.since)
@@ -219,13 +229,17 @@ class CoordinatedDiagnosis(Diagnosis):
         if any(one.outside for one in here):
             self._pauses.begin_wait(quiet.stalled.since)
             self._again_at = quiet.stalled.since + self._pauses.outside_limit
-        part = StallNodeReport(self._number, quiet.trains, tuple(here), partly)
+        early = quiet.stalled.early
+        if early:
+            self._again_at = quiet.stalled.since + UNLEARNED_LIMIT
+        part = StallNodeReport(self._number, quiet.trains, tuple(here), partly, early=early)
         self._part = part if len(here) <= MAX_SUSPECTS else None
         self._wake()
 
     def due(self, at: float) -> tuple[Stalled, ...]:
-        """What is known of a worker that waits outside changes once it has waited for too long."""
-        known = [quiet.stalled for quiet in (self._all, self._alone) if quiet is not None]
+        """What is known of a worker that waits outside, or of workers whose pauses are not known, changes once they
+        have waited for too long."""
+        known = [replace_stall(quiet.stalled, early=False) for quiet in (self._all, self._alone) if quiet is not None]
         return tuple(known) if at >= self._again_at else ()
 
     def resume(self, resumed: Resumed) -> None:

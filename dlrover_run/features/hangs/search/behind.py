@@ -34,6 +34,22 @@ def same_operation(suspects: Sequence[Suspect]) -> Operation | None:
     return common_operation(positions) if len(positions) == len(suspects) else None
 
 
+def even_reasons(suspects: Sequence[Suspect]) -> Reasons:
+    """That no worker is behind, and the last operation that all of them have launched, of a source that does not say
+    which has ended; empty if there is no such one."""
+    positions = _positions(suspects)
+    if len(positions) < max(2, len(suspects)) or compare(positions):
+        return ()
+    first, *others = positions.values()
+    for one in first:
+        same = [any((it.counter, it.entered) == (one.counter, one.entered) for it in other) for other in others]
+        if one.peer is None and one.entered and all(same):
+            operation = one.operation or UNNAMED_OPERATION
+            group = _group_text(one.name)
+            return (GuiltCode.NONE_BEHIND(operation=operation, number=one.entered, group=group),)
+    return ()
+
+
 def guilty_ranks(lag: Lag) -> tuple[int, ...]:
     """The ranks of which a lag says that they are wrong: both sides, where nothing says which of them is."""
     return tuple(sorted({*lag.ranks, *lag.waiting})) if lag.is_even else lag.ranks
@@ -89,9 +105,13 @@ def _positions(suspects: Sequence[Suspect]) -> Mapping[int, Sequence[Position]]:
 
 
 def _group(lag: Lag) -> str:
-    if lag.group_name == DEFAULT_GROUP:
+    return _group_text(lag.group_name)
+
+
+def _group_text(name: str) -> str:
+    if name == DEFAULT_GROUP:
         return "the default group"
-    return f"group {lag.group_name}" if lag.group_name else "their group"
+    return f"group {name}" if name else "their group"
 
 
 def _size(operation: Operation) -> str:

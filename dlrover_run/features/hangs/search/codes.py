@@ -50,6 +50,7 @@ class GuiltCode(ReasonCode):
     )
     AWAITED = ", while {waiting:#rank} {waiting:waits|wait} for it in {operation} {number:,} of {group}{size}"
     SAME_OPERATION = "all have entered {operation} {number:,}{size}"
+    NONE_BEHIND = "no rank is behind: each has launched up to {operation} {number:,} of {group}"
     LAGS = "has not entered an operation in which others wait"
     """NEVER_ENTERED and its like where there is no place for a sentence."""
     DOES_STOPPED = "{who} is stopped by a signal"

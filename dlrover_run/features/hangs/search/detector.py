@@ -27,6 +27,10 @@ UNLEARNED_LIMIT = 60.0
 """Seconds without progress that are a stall before PAUSES_TO_LEARN pauses are known: a first step compiles. It counts
 only for workers that have reached the store: others need not train at all."""
 
+EARLY_LIMIT = 6.0
+"""Seconds without progress after which workers that have trained are looked at before their pauses are known. So early
+a stall is only what no first step does (`guilt.is_certain_early`)."""
+
 STARTUP_LIMIT = 120.0
 """Seconds after the first worker has reached the store, after which one that has not is stalled."""
 
@@ -71,12 +75,14 @@ class StallCode(enum.Enum):
 @dataclass(frozen=True)
 class Stalled:
     """The workers have made no progress since `since`, for longer than `limit` seconds. With START, `ranks` are the
-    workers that have not reached the store, with ALONE those that make no progress; otherwise all."""
+    workers that have not reached the store, with ALONE those that make no progress; otherwise all. With `early` they
+    have made none for EARLY_LIMIT, and how long their pauses are is not known."""
 
     code: StallCode
     ranks: tuple[int, ...]
     since: float
     limit: float
+    early: bool = False
 
 
 @dataclass(frozen=True)
@@ -104,13 +110,15 @@ class Detector:
     """The detector of one round. `timeout` is the limit that the user has set (`--stall-timeout`), None to learn it.
     `elsewhere`: the round has workers on other nodes too, for which those of this node may wait. `trains`: the workers
     are known to train when the detector begins, and have no store to reach. A limit that is learned is at least
-    `min_limit`, and as long as the pauses of an `earlier` round ask for, until those of this one are as many."""
+    `min_limit`, and as long as the pauses of an `earlier` round ask for, until those of this one are as many. With
+    `looks_early` a stall is decided after EARLY_LIMIT too."""
 
     timeout: float | None = None
     elsewhere: bool = False
     trains: bool = False
     min_limit: float = MIN_LIMIT
     earlier: tuple[float, ...] = ()
+    looks_early: bool = False
     _own_pauses: int = 0
     _pauses: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT_PAUSES))
     _silent_pauses: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT_PAUSES))
@@ -285,12 +293,14 @@ class Detector:
             self._busy_at = now
         if any(change.computed for change in changes.values()):
             self._computed_at = now
-        if now - since < max(self.limit, self._min_quiet) or not self._is_learned or self._measured < MEASURED:
+        limit = max(self.limit, self._min_quiet)
+        early = self._may_be_early and now - since < limit
+        if now - since < (EARLY_LIMIT if early else limit) or not self._is_learned or self._measured < MEASURED:
             return None
         if busy:
             if any(moves(self._stacks.get(rank, ())) for rank in busy):
                 # No pause of the rhythm, unless it has no other: the next one is recognized by its stacks as well.
-                if self._is_silent:
+                if self._is_silent and not early:
                     self._silent_pauses.append(now - self._progress_at)
                 self._progress_at = now
                 self._stacks.clear()
@@ -303,8 +313,13 @@ class Detector:
                 # Without a stack nothing tells a loop that hangs from one that evaluates.
                 return None
         code = StallCode.BUSY if busy else StallCode.TRAINING
-        self._reported = Stalled(code, ranks, self._progress_at, self.limit)
+        self._reported = Stalled(code, ranks, self._progress_at, self.limit, early)
         return self._reported
+
+    @property
+    def _may_be_early(self) -> bool:
+        """Whether workers whose pauses are not known have trained, and were not looked at since."""
+        return self.looks_early and not self.knows_limit and not self._min_quiet and (self._has_trained or self._beats)
 
     def _is_unknown(self, busy: Sequence[int]) -> bool:
         """Whether no stack shows where one of these workers is."""

@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from dlrover_run.features.hangs.collectives.compare import LagKind
 from dlrover_run.features.hangs.search.behind import (
     awaited_reason,
+    even_reasons,
     first_lag,
     guilty_ranks,
     lag_code,
@@ -46,7 +47,8 @@ class Finding:
     of the rules that agree, and figures. Of workers that wait for each other, `other_line` is where those are that wait
     at another line. It is good evidence only after `min_quiet` seconds without progress. `others_go_on`: no other
     worker waits for these, or only some do. `sentence` are the reasons by the positions in collectives, in place of
-    code and line; `more` follows the code. `is_certain`: it is a hang, however long a worker may compute."""
+    code and line; `more` follows the code, and `last` the line. `is_certain`: it is a hang, however long a worker may
+    compute."""
 
     code: GuiltCode
     ranks: tuple[int, ...] = ()
@@ -58,6 +60,7 @@ class Finding:
     others_go_on: bool = False
     sentence: Reasons = ()
     more: Reasons = ()
+    last: Reasons = ()
     is_certain: bool = False
 
     @property
@@ -67,10 +70,11 @@ class Finding:
             return self.sentence
         go_on = (GuiltCode.OTHERS_GO_ON(),) if self.others_go_on else ()
         why = (self.code(), *go_on, *self.more)
-        if self.line is None:
-            return why
-        reasons = (*why, GuiltCode.PLACE(**self.line._asdict()))
-        return reasons if self.other_line is None else (*reasons, GuiltCode.OTHER_PLACE(**self.other_line._asdict()))
+        if self.line is not None:
+            why = (*why, GuiltCode.PLACE(**self.line._asdict()))
+        if self.other_line is not None:
+            why = (*why, GuiltCode.OTHER_PLACE(**self.other_line._asdict()))
+        return (*why, *self.last)
 
 
 CERTAIN = frozenset({GuiltCode.STOPPED, GuiltCode.BLOCKED_IN_KERNEL, GuiltCode.LATE})
@@ -78,6 +82,19 @@ CERTAIN = frozenset({GuiltCode.STOPPED, GuiltCode.BLOCKED_IN_KERNEL, GuiltCode.L
 
 BUSY_DEVICE = 50
 """Percent of its device that a worker uses whose kernels run, or wait within a collective."""
+
+ALL_MAY_WAIT = frozenset(
+    {
+        GuiltCode.ON_DEVICE,
+        GuiltCode.OTHER_WAIT,
+        GuiltCode.DIFFERENT_WAITS,
+        GuiltCode.OTHER_COLLECTIVE,
+        GuiltCode.DIFFERENT_COLLECTIVES,
+        GuiltCode.NETWORK,
+        GuiltCode.UNKNOWN,
+    }
+)
+"""Findings with which all workers may wait in one operation."""
 
 STATES = CERTAIN | {GuiltCode.ENDED}
 """Findings by what the kernel says of a process."""
@@ -134,12 +151,14 @@ def _in_same_operation(found: Finding, suspects: Sequence[Suspect]) -> Finding:
     operation = same_operation(suspects)
     entered = () if operation is None or found.ranks else (same_operation_reason(operation),)
     is_certain = operation is not None and found.code is GuiltCode.NETWORK
+    even = even_reasons(suspects) if not entered and found.code in ALL_MAY_WAIT else ()
     if found.code is not GuiltCode.ON_DEVICE:
-        return replace_finding(found, more=entered, is_certain=is_certain)
+        return replace_finding(found, more=entered, last=even, is_certain=is_certain)
     uses = [one.device.own for one in suspects if one.device is not None and one.device.own is not None]
     busy = len(uses) == len(suspects) and min(uses) >= BUSY_DEVICE
     last = GuiltCode.DEVICES_BUSY() if busy else GuiltCode.UNEXPLAINED()
-    return replace_finding(found, sentence=(*found.reasons, *entered, *(() if entered and not busy else (last,))))
+    known = (*entered, *even)
+    return replace_finding(found, sentence=(*found.reasons, *known, *(() if known and not busy else (last,))))
 
 
 def _find_without_positions(suspects: Sequence[Suspect], age_margin: float) -> Finding:
@@ -327,6 +346,17 @@ def _network(suspects: Sequence[Suspect]) -> Finding | None:
 
 
 _RULES = (_late, _ended, _stopped, _blocked, _elsewhere, _other_collective, _other_wait, _network)
+
+
+def is_certain_early(finding: Finding | None, suspects: Sequence[Suspect]) -> bool:
+    """Whether a finding is a stall before the pauses of a round are known: ranks are in different operations, or each
+    that it names is stopped, waits for a lost child, or sleeps beyond the time after which it would be named. A first
+    step that compiles, loads data or connects does nothing of that."""
+    if finding is None or is_held_back(finding, suspects):
+        return False
+    named = [one for one in suspects if one.rank in finding.ranks]
+    never_ends = [one.state == "T" or one.lost_child or (one.sleeps and not one.outside) for one in named]
+    return finding.is_certain or (bool(named) and all(never_ends))
 
 
 def is_held_back(finding: Finding, suspects: Sequence[Suspect]) -> bool:

@@ -91,7 +91,7 @@ class RoundDetectors:
     def __init__(
         self, timeout: float | None = None, *, elsewhere: bool = False, earlier: tuple[float, ...] = ()
     ) -> None:
-        self._together = Detector(timeout, elsewhere=elsewhere, earlier=earlier)
+        self._together = Detector(timeout, elsewhere=elsewhere, earlier=earlier, looks_early=True)
         self._workers: dict[int, _Worker] = {}
         self._elsewhere = elsewhere
         self._sampled: float | None = None

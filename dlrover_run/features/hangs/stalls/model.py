@@ -41,7 +41,8 @@ class StallNodeReport(
 ):
     """The workers of the node make no progress, for the `number`th time in the round that the report is about; with
     `partly` only the `suspects`. `trains` is that of `features.hangs.search.guilt.find_stall`. A node whose workers
-    make progress has such a part only to answer the question `answered`: `witnesses` of its workers train."""
+    make progress has such a part only to answer the question `answered`: `witnesses` of its workers train. `early` is
+    that of `features.hangs.search.detector.Stalled`."""
 
     number: Count = 0
     trains: bool = False
@@ -49,6 +50,7 @@ class StallNodeReport(
     partly: bool = False
     answered: Total = 0
     witnesses: Count = 0
+    early: bool = False
 
     @property
     def is_quiet(self) -> bool:

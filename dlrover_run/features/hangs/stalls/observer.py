@@ -15,6 +15,7 @@ from dlrover_run.features.hangs.search.guilt import (
     Finding,
     find_alone,
     find_stall,
+    is_certain_early,
     is_held_back,
     ranks_to_restart,
 )
@@ -89,7 +90,8 @@ def find(plan: Plan, nodes: Nodes) -> StallState:
     if all(part.is_quiet for part in parts.values()):
         trains = any(part.trains for part in parts.values())
         finding = find_stall(suspects, trains=trains, age_margin=NODES_AGE_MARGIN)
-        if finding is None or is_held_back(finding, suspects):
+        early = any(part.early for part in parts.values())
+        if finding is None or is_held_back(finding, suspects) or (early and not is_certain_early(finding, suspects)):
             return StallState()
         return StallState(_name(plan, finding, suspects, hosts, number))
     finding = find_alone(suspects)

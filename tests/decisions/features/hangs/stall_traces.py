@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from dlrover_run.features.hangs.search.detector import AskStacks, Decision, Detector, Stalled
+from dlrover_run.features.hangs.search.detector import UNLEARNED_LIMIT, AskStacks, Decision, Detector, Stalled
 from dlrover_run.features.hangs.search.round_detectors import RoundDetectors
 from dlrover_run.observe.processes import ProcessFigures, WorkerFigures
 from dlrover_run.observe.records import Evidence, Traffic
@@ -51,7 +51,7 @@ class Trace:
         self.now = 0.0
 
     def run(self, seconds: float, each: Callable[[Sequence[Worker], float], None]) -> Stalled | None:
-        """Run for a time; the first stall that was reported."""
+        """Run for a time; the first stall that was reported. One that was found early names no rank for certain."""
         end = self.now + seconds
         while self.now < end:
             self.now += INTERVAL
@@ -61,6 +61,8 @@ class Trace:
                 moments = [self.now + 0.01 * number for number in range(PROBED)]
                 stacks = {rank: [self.workers[rank].stack(at) for at in moments] for rank in decision.ranks}
                 self.note_stacks(stacks)
+            elif isinstance(decision, Stalled) and decision.early:
+                self.detector.postpone(UNLEARNED_LIMIT)
             elif isinstance(decision, Stalled):
                 return decision
         return None

@@ -173,3 +173,34 @@ def test_a_name_of_a_group_is_in_the_sentence() -> None:
         ahead = waiting(0, positions=in_all_reduce(4812, name=name))
         late = behind(1, positions=in_all_reduce(4811, completed=4811, name=name))
         assert f"4,812 of {shown} " in render(find_guilty([ahead, late]).reasons)
+
+
+def by_ras(rank: int, number: int = 193, **more: Any) -> Suspect:
+    """A worker of two that waits for its device, of which RAS says what it has launched."""
+    position = Position("g", Source.RAS, "all_reduce", number, number, name="default_pg", size=2)
+    values = {"busy": True, "state": "R", "outside": True, "file": "train.py", "line": 60 + rank, "function": "step"}
+    return Suspect(rank, Place.DEVICE, positions=(position,), **(values | more))
+
+
+def test_where_no_rank_is_behind_the_last_operation_of_all_is_named() -> None:
+    """RAS does not say which operations have ended, so all may compute in one call as well."""
+    even = "; no rank is behind: each has launched up to all_reduce 193 of the default group"
+    suspects = [by_ras(0), by_ras(1)]
+    found = find_guilty(suspects)
+    assert found.code is GuiltCode.DIFFERENT_WAITS
+    assert render(found.reasons) == (
+        "wait for their devices at different places, at train.py:60 in step, and at train.py:61 in step" + even
+    )
+    assert is_held_back(found, suspects)
+    same = find_guilty([by_ras(0, line=60), by_ras(1, line=60)])
+    assert render(same.reasons) == (
+        "every rank waits for its device, or computes in one call, at train.py:60 in step" + even
+    )
+    cut = find_guilty([by_ras(0, line=60, unsent=1), by_ras(1, line=60)])
+    assert render(cut.reasons) == "has sent data that is not acknowledged, at train.py:60 in step" + even
+
+
+@pytest.mark.parametrize("change", [{"positions": ()}, {"place": Place.ELSEWHERE, "busy": False, "outside": False}])
+def test_that_no_rank_is_behind_is_said_only_of_positions_of_all_that_may_wait(change: dict[str, Any]) -> None:
+    found = find_guilty([by_ras(0), replace(by_ras(1), **change)])
+    assert not GuiltCode.NONE_BEHIND.within(found.reasons)

@@ -6,10 +6,12 @@ import pytest
 
 from dlrover_run.features.hangs.search.changes import HELPER_BYTES, Change, Changes
 from dlrover_run.features.hangs.search.detector import (
+    EARLY_LIMIT,
     PAUSE_FACTOR,
     SILENT_AFTER,
     SILENT_LIMIT,
     UNLEARNED_LIMIT,
+    AskStacks,
     Detector,
     Stalled,
 )
@@ -115,8 +117,9 @@ class Silent:
     """Two workers that train over NVLink: only heartbeats are on their connections. They load a batch each `period`
     seconds, and else wait for their devices at one line. With `copies` a thread of theirs maps new memory."""
 
-    def __init__(self, period: float, *, beats: bool = True, copies: bool = False) -> None:
-        self.detector = Detector()
+    def __init__(self, period: float, *, beats: bool = True, copies: bool = False, looks_early: bool = False) -> None:
+        self.detector = Detector(looks_early=looks_early)
+        self.lines = 1
         self.copies = copies
         self.period, self.beats = period, beats
         self.now = 0.0
@@ -136,8 +139,12 @@ class Silent:
             own = figures(SPINS, self.now, read=self.read, faults=faults, main_faults=0)
             workers = [Evidence(rank, self.now, traffic, own) for rank in (0, 1)]
             decision = self.detector.observe(workers)
-            self.detector.note_stacks(dict.fromkeys((0, 1), [("train.py:9:step",)] * 20))
-            if isinstance(decision, Stalled):
+            if isinstance(decision, AskStacks):
+                stacks = [(f"train.py:{number % self.lines}:step",) for number in range(20)]
+                self.detector.note_stacks(dict.fromkeys((0, 1), stacks))
+            elif isinstance(decision, Stalled) and decision.early:
+                self.detector.postpone(UNLEARNED_LIMIT)
+            elif isinstance(decision, Stalled):
                 return decision
         return None
 
@@ -159,6 +166,15 @@ def test_a_thread_that_copies_does_not_hide_a_stall() -> None:
     silent = Silent(0.5, copies=True)
     assert silent.run(SILENT_AFTER + 10) is None
     assert silent.run(3 * UNLEARNED_LIMIT, trains=False) is not None
+
+
+def test_a_round_without_data_learns_no_pauses_from_when_it_is_looked_at() -> None:
+    """Workers that evaluate are recognized by their stacks, after some seconds; a kernel may take longer."""
+    silent = Silent(1.0, looks_early=True)
+    silent.lines = 20
+    assert silent.run(SILENT_AFTER + 6 * EARLY_LIMIT, trains=False) is None
+    silent.lines = 1
+    assert silent.run(UNLEARNED_LIMIT - 10, trains=False) is None
 
 
 @pytest.mark.parametrize("period", [0.5, 2.0, 20.0])

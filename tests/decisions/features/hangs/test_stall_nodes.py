@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,7 +25,7 @@ from dlrover_run.features.hangs.node.diagnosis import CoordinatedDiagnosis, Quie
 from dlrover_run.features.hangs.node.round_watch import RoundWatch
 from dlrover_run.features.hangs.node.stall_report import StallReport
 from dlrover_run.features.hangs.search.codes import GuiltCode
-from dlrover_run.features.hangs.search.detector import Resumed, StallCode, Stalled
+from dlrover_run.features.hangs.search.detector import UNLEARNED_LIMIT, Resumed, StallCode, Stalled
 from dlrover_run.features.hangs.search.guilt import NODES_AGE_MARGIN
 from dlrover_run.features.hangs.search.outside import LearnedPauses
 from dlrover_run.features.hangs.search.suspects import Place, Suspect
@@ -409,3 +410,40 @@ def test_a_node_with_more_quiet_workers_than_a_report_may_have_reports_none_and_
     diagnosis.diagnose(quiet_workers(tuple(Suspect(rank) for rank in range(MAX_SUSPECTS))))
     diagnosis.follow(assigned(2))
     assert len(reports) == 1
+
+
+def early(part: StallNodeReport) -> StallNodeReport:
+    return msgspec.structs.replace(part, early=True)
+
+
+@pytest.mark.parametrize("which", [(0,), (2,), (0, 1, 2)])
+def test_before_the_pauses_of_a_node_are_known_only_what_never_ends_is_a_stall(which: tuple[int, ...]) -> None:
+    def parts(guilty: Suspect) -> list[StallNodeReport]:
+        return [early(part) if place in which else part for place, part in enumerate((*ALL[:2], quiet(2, guilty)))]
+
+    assert find(PLAN, nodes_with(*parts(ELSEWHERE))) is None
+    found = find(PLAN, nodes_with(*parts(msgspec.structs.replace(ELSEWHERE, state="T"))))
+    assert found is not None
+    assert found.ranks == (5,)
+
+
+def test_a_node_whose_pauses_are_not_known_reports_again_when_they_do_not_matter_any_more() -> None:
+    reports: list[StallReport] = []
+    diagnosis = diagnosis_of(reports)
+    stalled = quiet_workers((ELSEWHERE,)).stalled
+    known = quiet_workers((ELSEWHERE,))
+    diagnosis.diagnose(replace(known, stalled=replace(stalled, early=True)))
+
+    def part() -> StallNodeReport | None:
+        return StallNodeReport.find(diagnosis.add_to_report(report(2, None)).parts)
+
+    first = part()
+    assert first is not None
+    assert first.early
+    assert diagnosis.due(known.stalled.since + UNLEARNED_LIMIT - 1) == ()
+    (again,) = diagnosis.due(known.stalled.since + UNLEARNED_LIMIT)
+    diagnosis.diagnose(replace(known, stalled=again))
+    second = part()
+    assert second is not None
+    assert (second.early, second.number) == (False, first.number + 1)
+    assert diagnosis.due(1e6) == ()

@@ -20,7 +20,7 @@ from dlrover_run.features.hangs.node.stall_report import StallReport
 from dlrover_run.features.hangs.node.stall_watch import BURST, QUIET_INTERVAL, TRAINING_INTERVAL, Sources, StallWatch
 from dlrover_run.features.hangs.node.watch_health import WatchHealth
 from dlrover_run.features.hangs.search.codes import GuiltCode
-from dlrover_run.features.hangs.search.detector import PAUSES_TO_LEARN, Detector, Resumed
+from dlrover_run.features.hangs.search.detector import PAUSES_TO_LEARN, UNLEARNED_LIMIT, Detector, Resumed
 from dlrover_run.features.hangs.search.outside import OUTSIDE_LIMIT, LearnedPauses
 from dlrover_run.features.hangs.search.round_detectors import RoundDetectors
 from dlrover_run.features.hangs.search.spin import PROBES
@@ -30,6 +30,7 @@ from dlrover_run.observe.processes import ProcessFigures, WorkerFigures
 from dlrover_run.observe.records import Evidence, Traffic
 from dlrover_run.observe.tick import Tick
 from dlrover_run.stacks.stack import Frame, Stack, Thread
+from dlrover_run.stacks.wait import Wait
 
 
 def stack(*frames: Frame) -> Stack:
@@ -619,3 +620,48 @@ def test_what_hangs_in_the_job_itself_is_named_in_seconds(change: str) -> None:
     watch = watch_of(detectors, workers, told.reports.append)
     run_virtually(run_for(60, watch))
     assert [report.seconds < 10 for report in told.reports] == [True]
+
+
+class Young(Workers):
+    """Two workers that have trained for `samples` samples when rank 1 hangs in this way."""
+
+    def __init__(self, how: str, samples: int) -> None:
+        super().__init__()
+        self.how, self.left, self.idle = how, samples, True
+
+    def waits(self) -> dict[int, Wait]:
+        return {1: Wait(sleeps={"sleeps": 1e6, "backs off": 30.0}.get(self.how))}
+
+    def sample(self, full: bool) -> list[Evidence]:
+        self.hung = self.left <= 0
+        self.left -= 1
+        return super().sample(full)
+
+    def _evidence(self, rank: int, full: bool) -> Evidence:
+        one = super()._evidence(rank, full)
+        one = one._replace(traffic=one.traffic._replace(at_store=True))
+        if rank == 0 or one.figures is None or not self.hung:
+            return one
+        own, wchan = one.figures.own, "hrtimer_nanosleep" if self.how in ("sleeps", "backs off") else "futex_do_wait"
+        return one._replace(figures=WorkerFigures(own._replace(state="T" if self.how == "stopped" else "S"), (), wchan))
+
+
+@pytest.mark.parametrize("samples", range(2, PAUSES_TO_LEARN + 2))
+@pytest.mark.parametrize(("how", "after"), [("stopped", 10), ("sleeps", 10), ("waits", 65), ("backs off", 80)])
+def test_before_the_pauses_are_known_only_what_never_ends_is_named_in_seconds(
+    how: str, after: float, samples: int
+) -> None:
+    workers, reports = Young(how, samples), list[StallReport]()
+    detectors, pauses = RoundDetectors(), LearnedPauses()
+    sources = Sources(workers, workers, waits=workers.waits)
+    diagnosis = LocalDiagnosis(detectors, reports.append, lambda _: None, pauses)
+    watch = StallWatch(detectors, sources, diagnosis, pauses)
+
+    async def scenario() -> None:
+        for _ in range(samples + int(after / 0.5)):
+            await watch.step()
+
+    run_virtually(scenario())
+    (report,) = reports
+    assert report.guilty == (1,)
+    assert (report.seconds < UNLEARNED_LIMIT) == (after < UNLEARNED_LIMIT)
