@@ -62,6 +62,7 @@ class LaunchConfig:
     stall_timeout: float | None = None
     checkpoint_memory: str | None = None
     job_cache: str | None = None
+    warm_workers: bool = False
     hook: Sequence[str] = ()
     hook_timeout: float | None = None
     autoscale: bool | str = False

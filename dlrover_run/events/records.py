@@ -156,6 +156,16 @@ class WorkerKept(WorkerEvent, frozen=True, kw_only=True, tag="dlrover.worker.kep
     pid: int
 
 
+class WorkerPrepared(WorkerEvent, frozen=True, kw_only=True, tag="dlrover.worker.prepared"):
+    """A process waits to become the worker of this local rank in the next round (`--warm-workers`); it has the pid of
+    that worker then. `device` is the device that it has opened, or why it could not. It has begun at
+    `since`, a time of the monotonic clock."""
+
+    pid: int
+    since: float
+    device: str = ""
+
+
 class WorkerProgress(WorkerEvent, frozen=True, kw_only=True, tag="dlrover.worker.progress"):
     """Figures of a worker since the start of its process: steps, samples, and seconds in which it waited for
     data."""

@@ -112,6 +112,7 @@ FEATURES = (
     Feature("device_errors", node=with_device),
     Feature("checkpoints", flags=True, node=by_settings, columns=True, metrics=True),
     Feature("job_cache", flags=True, node=by_settings_or_device),
+    Feature("warm_workers", flags=True, node=by_settings),
     Feature("hooks", flags=True, node=by_settings),
     Feature("device_memory", node=with_device),
     Feature("operate", node=always, any_engine=True, subcommands=True, web=True),

@@ -27,7 +27,7 @@ class OrphanKiller:
 
     def __init__(self, spared: Callable[[], set[int]]) -> None:
         self._spared = spared
-        self._paused = False
+        self._pauses = 0
         self._pending_kills: set[asyncio.TimerHandle] = set()
         self._ended_sessions: set[int] = set()
         self._session_search: asyncio.TimerHandle | None = None
@@ -35,16 +35,16 @@ class OrphanKiller:
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Do not reap inside this block: a worker that is being forked is a child before its pid is known here."""
-        self._paused = True
+        self._pauses += 1
         try:
             yield
         finally:
-            self._paused = False
+            self._pauses -= 1
             self.reap()
 
     def reap(self) -> None:
         """Collect the orphans that have ended, so that they do not stay as zombies."""
-        if not self._paused:
+        if not self._pauses:
             tree.reap(self._spared())
 
     def kill_orphans(self) -> None:

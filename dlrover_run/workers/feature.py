@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from asyncio import Future
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from dlrover_run.agent.node_feature import NodeFeature
 from dlrover_run.console.console import DrawTable
@@ -12,7 +13,7 @@ from dlrover_run.coordination.records.round import RankAssignment, RoundKey
 
 if TYPE_CHECKING:
     from dlrover_run.workers.round import WorkerRound
-    from dlrover_run.workers.specs import Worker
+    from dlrover_run.workers.specs import Worker, WorkerSpec
 
 
 class WaitDetails(Protocol):
@@ -38,10 +39,10 @@ class WorkersFeature(NodeFeature):
     `NodeFeature.follow`, `wait_details`, `may_keep` where the node has no ranks, else `kept`,
     `NodeFeature.add_to_report`. `RoundStarter` calls the others. If all workers start anew: `before_cleanup` (not at
     the first round), the end of what was left behind, `before_round`, `round_ends` (not at the first round),
-    `environment` of each worker, `round_begins`, the start of the processes, `round_runs`. If some are replaced:
-    `before_round`, the end of those that were stopped, `before_cleanup`, `environment`, `round_ends`, `round_begins`,
-    the start of the others, `round_runs`. At the end of the job: `round_ends`, `NodeFeature.close`. `worker_ended` and
-    `store_reached` may come at any time between.
+    `environment` of each worker, `round_begins`, the start of the processes (`prepared` for each), `round_runs`. If
+    some are replaced: `before_round`, the end of those that were stopped, `before_cleanup`, `environment`,
+    `round_ends`, `round_begins`, the start of the others, `round_runs`. At the end of the job: `round_ends`,
+    `NodeFeature.close`. `worker_ended` and `store_reached` may come at any time between.
 
     `meets_elsewhere`: the workers do not meet at the store of their round. `wait_details` is used by the
     `ProgressReporter`.
@@ -72,6 +73,12 @@ class WorkersFeature(NodeFeature):
 
     def round_begins(self, workers: WorkerRound) -> None:
         """The workers of this round start now, those that it has taken over excepted."""
+
+    async def prepared(self, spec: WorkerSpec, until: Future[Any] | None) -> int | None:
+        """The pid of a process that waited for this and becomes the worker of `spec`, which begins when `until` is
+        done; None if there is none, so that one is forked or spawned. `RoundStarter` asks for each worker that starts;
+        the first answer counts. Raises nothing."""
+        return None
 
     def round_runs(self, workers: WorkerRound) -> None:
         """They have been started. Raises OSError, which ends the node."""

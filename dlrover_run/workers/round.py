@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import signal
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection
 
 from dlrover_run.agent.shutdown import ShutdownRequest
 from dlrover_run.background import beside
@@ -31,6 +31,10 @@ LOST_PEER_GRACE = 1.0
 """Seconds between the stop signal and SIGKILL for a worker that has lost a peer, and has a process group of NCCL or
 holds a device. It waits in a collective for that peer, where Python runs no handler, so it saves nothing however long
 it gets. A worker that saves its last step and has no such group answers, and has the whole grace period."""
+
+
+Prepared = Callable[[WorkerSpec, asyncio.Future[float] | None], Awaitable[int | None]]
+"""Returns the pid of a process that becomes a worker, if there is one: `WorkersFeature.prepared`."""
 
 
 class WorkerRound:
@@ -62,6 +66,7 @@ class WorkerRound:
         self._causes = CauseCollector(specs, self.group, relay, events, on_news)
         self.checkpoints = RoundCheckpoints(specs.startup_probe.marks, specs.ranks.round, events, on_news)
         self._starting: asyncio.Future[None] | None = None
+        self._prepared: Prepared | None = None
         self._closed = False
         self._handed_over = False
         self._kept: dict[int, int] = {}
@@ -139,9 +144,11 @@ class WorkerRound:
         """Return when all workers that are being stopped have ended. Raises StuckProcess."""
         await self.group.wait_for(lambda worker: worker.stopped_with is not None)
 
-    async def start(self, starter: Starter, at_store: bool = True) -> None:
+    async def start(self, starter: Starter, at_store: bool = True, prepared: Prepared | None = None) -> None:
         """Start the workers; `cancel` ends this early. `at_store`: they meet at the store of the round, so those that
-        are forked on other nodes begin when it listens. Raises what `starter` raises, when some may run already."""
+        are forked on other nodes begin when it listens. `prepared` is asked first for a process that becomes a worker.
+        Raises what `starter` raises, when some may run already."""
+        self._prepared = prepared
         self.checkpoints.listen()
         self._causes.watch_memory()
         try:
@@ -168,7 +175,9 @@ class WorkerRound:
     async def _start_workers(self, starter: Starter, until: asyncio.Future[float] | None) -> None:
         async def start_one(spec: WorkerSpec) -> int:
             asked = time.monotonic()
-            pid = await starter.start(spec, until=until)
+            pid = None if self._prepared is None else await self._prepared(spec, until)
+            if pid is None:
+                pid = await starter.start(spec, until=until)
             self._events.emit(
                 WorkerStarted(
                     round=self.ranks.round,

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+from asyncio import Future
 from collections.abc import Collection, Mapping
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dlrover_run.agent.framework import AgentServices
 from dlrover_run.coordination.records.assignment import Assignment
@@ -14,7 +15,7 @@ from dlrover_run.workers.feature import WorkersFeature
 from dlrover_run.workers.reporter import EventLog, ProgressReporter
 from dlrover_run.workers.round import WorkerRound
 from dlrover_run.workers.round_store import RoundStores, StorePort
-from dlrover_run.workers.specs import Worker, WorkerSpecs, build_worker_specs, launcher_environments
+from dlrover_run.workers.specs import Worker, WorkerSpec, WorkerSpecs, build_worker_specs, launcher_environments
 from dlrover_run.workers.starter import Starter
 
 if TYPE_CHECKING:
@@ -205,10 +206,16 @@ class RoundStarter:
             feature.round_begins(started)
         meets_here = not any(feature.meets_elsewhere for feature in self.features)
         with self._services.orphans.paused():
-            await started.start(self._starter, at_store=meets_here)
+            await started.start(self._starter, meets_here, self._prepared)
             for feature in self.features:
                 feature.round_runs(started)
         self._starter.import_later()
+
+    async def _prepared(self, spec: WorkerSpec, until: Future[Any] | None) -> int | None:
+        for feature in self.features:
+            if (pid := await feature.prepared(spec, until)) is not None:
+                return pid
+        return None
 
     def _end_orphans(self) -> None:
         """End what the workers of a round have left behind, and return when it has ended if the next round needs what

@@ -14,9 +14,10 @@ from dlrover_run.background import Background
 from dlrover_run.processes.process import ProcessSpec, spawn
 from dlrover_run.spec import JobSpec
 from dlrover_run.words.log_level import internal_error, log_frames
+from dlrover_run.workers.ahead import WorkerAhead
 from dlrover_run.workers.environment import environments_before_ranks, python_program
 from dlrover_run.workers.startup_probe import STORE_TIMEOUT
-from dlrover_run.workers.template_client import Imported, Template, TemplateError, UnsafeToFork
+from dlrover_run.workers.template_client import Imported, Template, TemplateError, UnsafeToFork, fork_request
 
 IMPORT_DELAY = 2.0
 """Seconds after a start at which the template imports what the new workers have imported.
@@ -56,6 +57,8 @@ class Starter:
         self._importing: asyncio.Task[None] | None = None
         self._prestarting: asyncio.Task[None] | None = None
         self._background = Background(self._note_internal_error)
+        self.recording_goes_on = False
+        """Whether a worker goes on recording what it imports until `learn` is called, and not for IMPORT_DELAY only."""
         self.store_timeout = STORE_TIMEOUT
         """Seconds for which the workers of the next round wait for its store; see `StartupProbe`."""
         if self._forking and self._program is None:
@@ -131,6 +134,30 @@ class Starter:
                 await self._abandon(error)
         return spawn(replace(spec, environment=with_start_code(spec.environment)))
 
+    async def fork_ahead(self, spec: ProcessSpec, local_rank: int, device: bool) -> WorkerAhead:
+        """Fork a process that waits to become a worker of this local rank, and let it begin to prepare: to import what
+        the workers have imported and, with `device`, to open the device. The environment of `spec` has nothing of a
+        round. Raises TemplateError."""
+        if self._template is None or not self._forking:
+            raise TemplateError("no template runs")
+        pid, line = await self._template.fork_ahead(spec, self._directory, local_rank, device)
+        return WorkerAhead(pid, line)
+
+    async def start_ahead(
+        self, ahead: WorkerAhead, spec: ProcessSpec, until: asyncio.Future[Any] | None = None
+    ) -> int | None:
+        """Have a process that was forked ahead become this worker, which begins when `until` is done. Returns its pid,
+        or None if that process cannot; it is killed then."""
+        assert self._program is not None, "only Python programs are forked"
+        start_code = START_CODE if WANTED_VARIABLE in spec.environment else None
+        request = fork_request(spec, self._program, self._directory, start_code)
+        return ahead.pid if await ahead.become(request, spec.stdio, until) else None
+
+    async def learn(self) -> None:
+        """Let the template import now what the workers have imported since their start."""
+        if self._template is not None and self._forking:
+            await self._import_learned(goes_on=False)
+
     def import_later(self) -> None:
         """Let the template import what the workers that were just started import, once they have had time to: once for
         all workers that start one after the other."""
@@ -193,13 +220,13 @@ class Starter:
             # The import that runs was requested before the last workers started.
             self.import_later()
             return
-        self._importing = self._background.start(self._import_learned())
+        self._importing = self._background.start(self._import_learned(self.recording_goes_on))
 
-    async def _import_learned(self) -> None:
+    async def _import_learned(self, goes_on: bool) -> None:
         if self._template is None:
             return
         try:
-            self._note_imported(await self._template.learn())
+            self._note_imported(await self._template.learn(goes_on))
         except UnsafeToFork as error:
             await self._abandon(error)
         except TemplateError as error:

@@ -181,19 +181,7 @@ class Template:
 
         `ps` shows `spec.argv`. Before its program, it calls the function `begin` of the file `start_code`.
         """
-        kind, target = program
-        request = {
-            "op": "fork",
-            "argv_title": spec.argv,
-            "kind": kind,
-            "target": target,
-            "args": spec.args,
-            "env": dict(spec.environment),
-            "cwd": cwd,
-            "affinity": None if spec.cpus is None else sorted(spec.cpus),
-            "record": spec.record_imports,
-            "start_code": start_code,
-        }
+        request = fork_request(spec, program, cwd, start_code)
         # The descriptors belong to the caller, which may close them after it is cancelled.
         given = [os.dup(fd) for fd in spec.stdio]
         reader, go = os.pipe()
@@ -209,9 +197,30 @@ class Template:
         finally:
             os.close(go)
 
-    async def learn(self) -> Imported:
-        """Import what the recording workers imported since the last call, without what would make a fork unsafe."""
-        return _imported(await self._request({"op": "learn"}, (), LEARN_TIMEOUT))
+    async def fork_ahead(self, spec: ProcessSpec, cwd: str, local_rank: int, device: bool) -> tuple[int, socket.socket]:
+        """Fork a process that waits to become a worker, as `workers/ahead.py` has it: its pid, and our end of its
+        socket. It begins when it gets a byte. `spec` is a worker's, whose environment has nothing of a round."""
+        request = {
+            "op": "ahead",
+            "env": dict(spec.environment),
+            "cwd": cwd,
+            "affinity": _affinity(spec),
+            "local_rank": local_rank,
+            "device": device,
+        }
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        try:
+            return int((await self._request(request, [theirs.detach()], FORK_TIMEOUT))["pid"]), ours
+        except BaseException:
+            # A process that was forked nevertheless ends by that.
+            ours.close()
+            raise
+
+    async def learn(self, goes_on: bool = False) -> Imported:
+        """Import what the recording workers imported since the last call, without what would make a fork unsafe. With
+        `goes_on` the one that was forked last goes on recording."""
+        return _imported(await self._request({"op": "learn", "goes_on": goes_on}, (), LEARN_TIMEOUT))
 
     async def close(self) -> None:
         """End the template; its workers go on."""
@@ -245,11 +254,7 @@ class Template:
                 raise TemplateError(self._how_it_ended())
             self._answer = self._loop.create_future()
             try:
-                with open(linux.memfd_create("dlrover-run request"), "wb") as body:
-                    body.write(json.dumps(request).encode())
-                    body.flush()
-                    # One request is under way at a time, so a packet of one byte always finds room.
-                    socket.send_fds(self._control, [b"r"], [body.fileno(), *fds])
+                send_request(self._control, request, fds)
                 async with TimeLimit(timeout):
                     answer: dict[str, Any] = json.loads(await self._answer)
             except TimeoutError:
@@ -290,6 +295,38 @@ class Template:
     def _how_it_ended(self) -> str:
         code = self._process.returncode
         return f"the template {'was closed' if code is None else describe_exit_code(code)}"
+
+
+def fork_request(
+    spec: ProcessSpec, program: tuple[ProgramKind, str], cwd: str, start_code: str | None
+) -> dict[str, Any]:
+    """What a process gets that is to run `program` (kind, target) as a worker."""
+    kind, target = program
+    return {
+        "op": "fork",
+        "argv_title": spec.argv,
+        "kind": kind,
+        "target": target,
+        "args": spec.args,
+        "env": dict(spec.environment),
+        "cwd": cwd,
+        "affinity": _affinity(spec),
+        "record": spec.record_imports,
+        "start_code": start_code,
+    }
+
+
+def send_request(line: socket.socket, request: Mapping[str, Any], fds: Sequence[int]) -> None:
+    """Send a request with descriptors, which stay the caller's."""
+    with open(linux.memfd_create("dlrover-run request"), "wb") as body:
+        body.write(json.dumps(request).encode())
+        body.flush()
+        # One request is under way at a time, so a packet of one byte always finds room.
+        socket.send_fds(line, [b"r"], [body.fileno(), *fds])
+
+
+def _affinity(spec: ProcessSpec) -> list[int] | None:
+    return None if spec.cpus is None else sorted(spec.cpus)
 
 
 def _imported(answer: Mapping[str, Any]) -> Imported:

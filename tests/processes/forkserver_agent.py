@@ -17,8 +17,9 @@ import time
 from typing import Any
 
 from dlrover_run.processes.process import ProcessSpec
+from dlrover_run.workers import ahead
 from dlrover_run.workers.starter import START_CODE, WANTED_VARIABLE
-from dlrover_run.workers.template_client import Template, TemplateError, UnsafeToFork
+from dlrover_run.workers.template_client import Template, TemplateError, UnsafeToFork, fork_request
 
 PR_SET_CHILD_SUBREAPER = 36
 WAIT_TIMEOUT = 120
@@ -63,7 +64,7 @@ async def run(job: dict[str, Any]) -> dict[str, Any]:
     title = (python, "-u", *middle, target, *args)
     running: list[tuple[int, int]] = []
 
-    async def fork(rank: int) -> int:
+    async def fork(rank: int, waiting: ahead.WorkerAhead | None = None) -> int | None:
         worker_env = {**env, "RANK": str(rank), "TEMPLATE": str(template.pid), "FORKED_AT": repr(time.monotonic())}
         if start := job.get("start"):
             worker_env[WANTED_VARIABLE] = start
@@ -78,16 +79,53 @@ async def run(job: dict[str, Any]) -> dict[str, Any]:
             stdio=streams,
             record_imports=rank == 0,
         )
+        start_code = START_CODE if start else None
         try:
-            return await template.fork(spec, (kind, target), cwd, START_CODE if start else None)
+            if waiting is None:
+                return await template.fork(spec, (kind, target), cwd, start_code)
+            request = fork_request(spec, (kind, target), cwd, start_code)
+            return waiting.pid if await waiting.become(request, streams, None) else None
         finally:
             for fd in streams:
                 os.close(fd)
 
+    async def fork_ahead() -> ahead.WorkerAhead:
+        spec = ProcessSpec(name="ahead", argv=(), environment=env)
+        return ahead.WorkerAhead(*await template.fork_ahead(spec, cwd, 0, device=True))
+
+    waiting: ahead.WorkerAhead | None = None
     for step in job["steps"]:
         if step == "fork":
             rank = len(running)
             running.append((rank, await fork(rank)))
+        elif step == "ahead":
+            waiting = await fork_ahead()
+            result["ahead"] = {"pid": waiting.pid, **await waiting.prepare()}
+            with open(f"/proc/{waiting.pid}/environ", "rb") as environ, open(f"/proc/{waiting.pid}/cmdline") as shown:
+                result["ahead"]["environ"] = environ.read().decode().split("\0")
+                result["ahead"]["title"] = shown.read()
+        elif step == "become":
+            assert waiting is not None, "it was forked ahead"
+            pid = await fork(len(running), waiting)
+            result["became"] = pid
+            if pid is not None:
+                running.append((len(running), pid))
+        elif step in ("kill it", "stop it"):
+            assert waiting is not None, "it was forked ahead"
+            os.kill(waiting.pid, signal.SIGKILL if step == "kill it" else signal.SIGSTOP)
+            ahead.TAKE_TIMEOUT = 0.1
+        elif step == "close it":
+            assert waiting is not None, "it was forked ahead"
+            await waiting.close()
+        elif step == "no ahead":
+            try:
+                await fork_ahead()
+            except TemplateError as error:
+                result["error"] = str(error)
+        elif step == "abandon":
+            waiting = await fork_ahead()
+            waiting._close_line()
+            await waiting.closed
         elif step == "together":
             base = len(running)
             pids = await asyncio.gather(*(fork(base + n) for n in range(8)))

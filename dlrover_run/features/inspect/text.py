@@ -41,6 +41,8 @@ def describe(event: records.Event) -> str:
             return f"{event.name}, pid {event.pid}"
         case records.WorkerKept():
             return f"{event.name} keeps its process, pid {event.pid}"
+        case records.WorkerPrepared():
+            return _joined(f"a warm worker waits for {event.name}, pid {event.pid}", event.device)
         case records.WorkerReady():
             return f"{event.name} {_STAGES.get((event.stage, bool(event.role)), f'has reached its {event.stage}')}"
         case records.WorkerProgress():

@@ -13,7 +13,7 @@ import importlib
 import mmap
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.machinery import BuiltinImporter, FrozenImporter, ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
@@ -184,21 +184,47 @@ class ImportLog:
         self._memory[:4] = (used + len(line)).to_bytes(4, "little")
         return True
 
+    def note_device_change(self) -> None:
+        """The worker has changed a variable that an accelerator's library reads."""
+        self._memory[5] = 1
+
+    @property
+    def device_changed(self) -> bool:
+        """Whether the worker has noted that."""
+        return bool(self._memory[5])
+
     def finish(self) -> list[str]:
         """Stop the writer and return the names."""
         self._memory[4] = 1
+        return self.names()
+
+    def names(self) -> list[str]:
+        """The names until now."""
         used = int.from_bytes(self._memory[:4], "little")
         return self._memory[_HEADER : _HEADER + used].decode("utf-8", "replace").splitlines()
+
+
+DEVICE_VARIABLES = (
+    "CUDA_VISIBLE_DEVICES",
+    "CUDA_DEVICE_ORDER",
+    "HIP_VISIBLE_DEVICES",
+    "PYTORCH_ALLOC_CONF",
+    "PYTORCH_CUDA_ALLOC_CONF",
+)
+"""Variables that are read when a device is opened. One that a script sets before would come too late in a process that
+has opened its device already."""
 
 
 class ImportRecorder:
     """The first finder in a worker's `sys.meta_path`: records each module that is to be imported, and finds none.
 
-    It removes itself once the log takes no more, and in any process that is forked from the worker.
+    It removes itself once the log takes no more, and in any process that is forked from the worker. It also notes
+    whether a variable of the device is not the one of `environment`, with which the worker has begun.
     """
 
-    def __init__(self, log: ImportLog) -> None:
+    def __init__(self, log: ImportLog, environment: Mapping[str, str]) -> None:
         self._log = log
+        self._given = {name: environment.get(name) for name in DEVICE_VARIABLES}
         self._process = os.getpid()
         self._lock = _thread.allocate_lock()
 
@@ -209,6 +235,8 @@ class ImportRecorder:
         # Many libraries look whether torch or jax is installed, and import neither.
         if sys._getframe(2).f_globals.get("__name__") == "importlib.util":
             return
+        if any(os.environ.get(name) != value for name, value in self._given.items()):
+            self._log.note_device_change()
         with self._lock:
             accepted = self._log.append(fullname)
         if not accepted:

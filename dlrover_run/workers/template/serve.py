@@ -6,6 +6,9 @@ agent, and the template's death does not affect it.
 
 A request is one packet whose first descriptor is a memory file with JSON, so its size is practically unlimited. A reply
 is one packet of JSON.
+
+A process that is forked ahead of its round (`ahead`) becomes a worker in the same way, when the agent sends it what
+another one would be forked with.
 """
 
 from __future__ import annotations
@@ -23,17 +26,27 @@ from collections.abc import Iterator, Sequence
 from types import CodeType
 from typing import Any
 
-from . import fork_blockers
+from . import ahead, fork_blockers, process_title
 from .import_scan import ImportRoots, can_preload, find_import_roots, scan_imports
 from .importer import OURS, ImportLog, ImportRecorder, Preloader, import_modules
 from .termination_signals import TERMINATION_SIGNALS
-from .worker import EXIT_ABANDONED, EXIT_NOT_STARTED, TemplateState, Worker, die_with_parent
+from .worker import (
+    EXIT_ABANDONED,
+    EXIT_NOT_STARTED,
+    TemplateState,
+    Worker,
+    apply_env_delta,
+    die_with_parent,
+    env_delta,
+    set_environment,
+)
 
 MAX_ANSWER = 60_000
 """Maximum bytes of a reply; lists in it are shortened to fit."""
 
 MAX_DESCRIPTORS = 5
-"""The request, and for a worker its three streams and the pipe through which the agent lets it begin."""
+"""The request, and for a worker its three streams and the pipe through which the agent lets it begin; for a process
+that is forked ahead, its socket."""
 
 MAX_TRIAL_IMPORTS = 3
 """Trial imports of learned modules in a throwaway child; after each one the module that forbids a fork is left out."""
@@ -63,6 +76,9 @@ class Server:
         self._search_path = list(sys.path)
         self._preloader: Preloader
         self._logs: list[ImportLog] = []
+        self._recorded: dict[str, None] = {}
+        self._device_changed = False
+        self._considered: set[str] = set()
         self._unfit: set[str] = set()
         self._learns = True
         self._worker_path: list[str] = []
@@ -76,7 +92,7 @@ class Server:
             return self._prepare(request)
         if self.unsafe is not None:
             raise Unsafe(self.unsafe)
-        return self._learn() if request["op"] == "learn" else self._fork(request, received)
+        return self._learn(request) if request["op"] == "learn" else self._fork(request, received)
 
     def _prepare(self, request: dict[str, Any]) -> dict[str, Any]:
         kind, target, directory = request["kind"], request["target"], None
@@ -130,12 +146,19 @@ class Server:
         gc.freeze()
         return {"imported": imported, "skipped": skipped}
 
-    def _learn(self) -> dict[str, Any]:
-        recorded = dict.fromkeys(name for log in self._logs for name in log.finish())
-        self._logs.clear()
-        known = sys.modules.keys() | self._unfit
+    def _learn(self, request: dict[str, Any]) -> dict[str, Any]:
+        self._read_logs()
+        # One worker records at a time; the last log may be that of one that runs.
+        kept = self._logs[-1:] if request["goes_on"] else []
+        for log in self._logs:
+            if log not in kept:
+                log.finish()
+        self._logs = kept
+        # Each name once: what could not be imported then cannot be now, and a restart may wait for this.
+        names = [name for name in self._recorded if name not in self._considered]
+        self._considered.update(names)
         names = [
-            name for name in recorded if name not in known and not self._is_unfit(name) and self._can_preload(name)
+            name for name in names if name not in sys.modules and not self._is_unfit(name) and self._can_preload(name)
         ]
         notes: list[str] = []
         for _ in range(MAX_TRIAL_IMPORTS):
@@ -148,7 +171,12 @@ class Server:
             notes.append(f"{module or names[0]}: {reason}")
             self._unfit.add(module)
             names = [name for name in names if module and name != module and not name.startswith(module + ".")]
+        self._considered.difference_update(names)
         return {"imported": [], "skipped": notes}
+
+    def _read_logs(self) -> None:
+        self._recorded.update(dict.fromkeys(name for log in self._logs for name in log.names()))
+        self._device_changed |= any(log.device_changed for log in self._logs)
 
     def _is_unfit(self, name: str) -> bool:
         module = name.partition(":")[0]
@@ -203,7 +231,10 @@ class Server:
         if reason is not None:
             self.unsafe = reason
             raise Unsafe(reason)
-        log = ImportLog() if request["record"] and self._learns else None
+        is_ahead = request["op"] == "ahead"
+        if is_ahead and not self._learns:
+            return {"error": "the script changes os.environ or sys.path before an import"}
+        log = ImportLog() if not is_ahead and request["record"] and self._learns else None
         pid_reader, pid_writer = os.pipe()
         # The content of C's output buffers would otherwise be printed by every worker.
         self._libc.fflush(None)
@@ -224,7 +255,10 @@ class Server:
                 os._exit(0)
             os.close(pid_writer)
             try:
-                return self._worker(request, log, received, pid_reader, mask)
+                os.close(pid_reader)
+                if is_ahead:
+                    return self._ahead(request, received, mask)
+                return self._worker(request, log, received, mask)
             except BaseException as error:
                 # This process must never return into the template's loop.
                 os.write(2, f"dlrover-run: a forked worker could not start: {error}\n".encode(errors="replace"))
@@ -246,25 +280,60 @@ class Server:
         request: dict[str, Any],
         log: ImportLog | None,
         received: Sequence[int],
-        pid_reader: int,
         mask: set[int | signal.Signals],
     ) -> Worker:
         if os.read(received[-1], 1) != b"g":
             os._exit(EXIT_ABANDONED)
+        self._begin_process(mask)
+        recorder = ImportRecorder(log, request["env"]) if log is not None else None
+        return self._become(request, received[1:4], [*received, self._control.detach()], recorder)
+
+    def _begin_process(self, mask: set[int | signal.Signals]) -> None:
+        """Handle signals as a new interpreter, in a session of its own that ends with the agent."""
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         os.setsid()
         die_with_parent(self._agent)
-        worker = Worker(
-            self._template,
-            request,
-            received[1:4],
-            [*received, pid_reader, self._control.detach()],
-            ImportRecorder(log) if log is not None else None,
-        )
+
+    def _become(
+        self, command: dict[str, Any], streams: Sequence[int], ours: Sequence[int], recorder: ImportRecorder | None
+    ) -> Worker:
+        worker = Worker(self._template, command, streams, ours, recorder)
         worker.initialize(self._preloader.worker_path(), self._preloader.worker_finders(), self._where.own)
         return worker
+
+    def _ahead(self, request: dict[str, Any], received: Sequence[int], mask: set[int | signal.Signals]) -> Worker:
+        """Prepare this process, wait, and return the worker that it becomes."""
+        self._control.close()
+        line = ahead.AgentLine(received[1])
+        os.close(received[0])
+        line.wait()
+        self._begin_process(mask)
+        ahead.close_streams()
+        os.chdir(request["cwd"])
+        if request["affinity"] is not None:
+            os.sched_setaffinity(0, request["affinity"])
+        set_environment(apply_env_delta(request["env"], env_delta(self._template.environment, os.environ)))
+        self._template.environment = request["env"]
+        process_title.set_process_title((ahead.TITLE,), request["env"])
+        line.send(self._prepare_ahead(request))
+        self._libc.fflush(None)
+        command, fds = line.command()
+        return self._become(command, fds[1:4], [*fds, line.detach()], None)
+
+    def _prepare_ahead(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Import what the recording workers have imported, also what would make a fork unsafe, and open the device."""
+        self._read_logs()
+        names = [name for name in self._recorded if name not in sys.modules and self._can_preload(name)]
+        with _nothing_collected():
+            imported, _, _, _ = import_modules(self._preloader.load, names, lambda: None)
+        self._preloader.drop_unshared()
+        if (reason := self._preloader.find_shadowed_import()) is not None:
+            return {"unfit": reason}
+        if request["device"] and self._device_changed:
+            return {"imported": imported, "device": "the script sets a variable of the device"}
+        return {"imported": imported, "device": ahead.open_device(request["local_rank"]) if request["device"] else ""}
 
 
 @contextlib.contextmanager
@@ -297,7 +366,7 @@ def serve(control_fd: int, agent: int) -> Worker:
         if not packet:
             os._exit(0)
         try:
-            answer = server.answer(_read(received[0]), received)
+            answer = server.answer(ahead.read_request(received[0]), received)
         except Unsafe as unsafe:
             answer = {"unsafe": str(unsafe), "module": unsafe.module}
         except Exception as error:
@@ -311,13 +380,6 @@ def serve(control_fd: int, agent: int) -> Worker:
         # The agent may have closed the socket meanwhile; the next receive reports that.
         with contextlib.suppress(ConnectionError):
             control.send(_packed(answer))
-
-
-def _read(fd: int) -> dict[str, Any]:
-    with open(fd, "rb", closefd=False) as file:
-        file.seek(0)
-        request: dict[str, Any] = json.loads(file.read())
-    return request
 
 
 def _packed(answer: dict[str, Any]) -> bytes:

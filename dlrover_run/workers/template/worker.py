@@ -63,6 +63,15 @@ def apply_env_delta(env: Environment, change: Mapping[str, tuple[str | None, str
     return result
 
 
+def set_environment(environment: Environment) -> None:
+    """Give this process these variables and no others."""
+    # Through os.environ, so that C's getenv sees the change too.
+    os.environ.clear()
+    os.environ.update(environment)
+    if "TZ" in environment:
+        time.tzset()
+
+
 class TemplateState:
     """The template's state before it imported anything, which its workers restore."""
 
@@ -114,12 +123,7 @@ class Worker:
         os.chdir(command["cwd"])
         if command["affinity"] is not None:
             os.sched_setaffinity(0, command["affinity"])
-        environment = apply_env_delta(command["env"], env_delta(self._template.environment, os.environ))
-        # Through os.environ, so that C's getenv sees the change too.
-        os.environ.clear()
-        os.environ.update(environment)
-        if "TZ" in environment:
-            time.tzset()
+        set_environment(apply_env_delta(command["env"], env_delta(self._template.environment, os.environ)))
         process_title.set_process_title(command["argv_title"], command["env"])
         _renew_per_process_state()
         _renew_streams()

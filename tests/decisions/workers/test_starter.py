@@ -41,7 +41,7 @@ class Stub:
         await self.prepared.wait()
         return Imported((), self.skipped)
 
-    async def learn(self) -> Imported:
+    async def learn(self, goes_on: bool = False) -> Imported:
         self.lessons += 1
         self.asked.set()
         return await self.lesson

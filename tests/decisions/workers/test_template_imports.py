@@ -191,7 +191,7 @@ def test_an_import_log_keeps_names_until_it_is_full() -> None:
 
 def test_the_recorder_leaves_without_a_listener() -> None:
     log = ImportLog()
-    recorder = ImportRecorder(log)
+    recorder = ImportRecorder(log, {})
     sys.meta_path.insert(0, recorder)
     try:
         with pytest.raises(ImportError):
@@ -208,7 +208,7 @@ def test_the_recorder_leaves_without_a_listener() -> None:
 
 def test_a_module_that_a_library_only_looks_for_is_not_recorded() -> None:
     log = ImportLog()
-    sys.meta_path.insert(0, recorder := ImportRecorder(log))
+    sys.meta_path.insert(0, recorder := ImportRecorder(log, {}))
     try:
         assert importlib.util.find_spec("there_is_no_such_module") is None
         with pytest.raises(ImportError):

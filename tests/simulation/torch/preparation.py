@@ -135,7 +135,7 @@ class SlowTemplate:
             self._end("the template was killed by SIGKILL")
         return Imported((), ())
 
-    async def learn(self) -> Imported:
+    async def learn(self, goes_on: bool = False) -> Imported:
         await asyncio.sleep(self._draw.learns)
         return Imported((), ())
 
