@@ -21,8 +21,8 @@ from core.ratios import Lost
 from core.report import RESULTS, RUNS
 from core.series import Kept
 
-from gpu import fixtures, hangs, kills, picture
-from gpu.plan import HANGS, INNOCENTS, KILLS, NO_TIME, Key, Planned, Record, Times, plan_of, steps_of
+from gpu import fixtures, hangs, kills, memory, pauses, picture
+from gpu.plan import HANGS, INNOCENTS, KILLS, MEMORY, NO_TIME, PAUSES, Key, Planned, Record, Times, plan_of, steps_of
 from gpu.setting import REHEARSAL, Clock, NoGpu, Setting, open_setting
 from gpu.tables import summary
 
@@ -35,15 +35,25 @@ PROCESSORS = 4
 CASES: Mapping[str, Sequence[Sequence[str]]] = {
     KILLS: kills.GROUPS,
     HANGS: hangs.cases_of(HANGS),
+    PAUSES: pauses.GROUPS,
+    MEMORY: memory.GROUPS,
     INNOCENTS: hangs.cases_of(INNOCENTS),
 }
 
-TIMES: Mapping[str, Times] = {KILLS: (80.0, 30.0), HANGS: (80.0, 35.0), INNOCENTS: (120.0, 50.0)}
+TIMES: Mapping[str, Times] = {
+    KILLS: (80.0, 30.0),
+    HANGS: (80.0, 35.0),
+    PAUSES: (80.0, 25.0),
+    MEMORY: (60.0, 25.0),
+    INNOCENTS: (120.0, 50.0),
+}
 """Of a run of each part: its limit, and the seconds with which it is begun at the least."""
 
 RUNNERS: Mapping[str, Callable[[Key, Setting, Clock, Path], Record]] = {
     KILLS: kills.run_case,
     HANGS: hangs.run_case,
+    PAUSES: pauses.run_case,
+    MEMORY: memory.run_case,
     INNOCENTS: hangs.run_case,
 }
 

@@ -65,7 +65,7 @@ CASES = {
 HANG_GROUPS = (("sleep", "stop", OPTIMIZER, "left"), ("kernel",))
 """Together: those that leave the GPU to others most of the time."""
 
-INNOCENT_GROUPS = (("long-kernel",), ("compile", "checkpoint"))
+INNOCENT_GROUPS = (("long-kernel", "compile", "checkpoint"),)
 
 
 def pause_of(case: Case, setting: Setting) -> float:

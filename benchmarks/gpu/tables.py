@@ -8,9 +8,9 @@ from statistics import median
 from core.report import Summary, Table
 from core.series import Kept, measured
 
-from gpu import hangs, kills
+from gpu import hangs, kills, memory, pauses
 from gpu.phases import TITLES
-from gpu.plan import HANGS, INNOCENTS, KILLS, Planned, Record, newest
+from gpu.plan import HANGS, INNOCENTS, KILLS, MEMORY, PAUSES, Planned, Record, newest
 
 TITLE = "A GPU: hangs with NCCL, kills, checkpoints and its memory"
 
@@ -112,6 +112,22 @@ SECTIONS: Mapping[str, tuple[str, str, Sequence[str], Rows, Sequence[int]]] = {
         HANG_HEAD,
         _each(hang_row),
         (0, 2, 3, 4, 5, 6, 7),
+    ),
+    PAUSES: (
+        "Pause of save(memory=True) of a state on the device",
+        "Beside it are the copy of the same state to pinned memory alone, a copy to pageable memory, and the time to "
+        "load the state and have it on the device again. The target is twice the copy and 20 ms for each GiB.",
+        pauses.HEAD,
+        _each(pauses.row),
+        (0, len(pauses.HEAD) - 1),
+    ),
+    MEMORY: (
+        "The memory of the device after SIGKILL of a worker, whose data loaders hold it for 3 s more",
+        "Times are from the kill: to the first line of the new worker, to the end of the last process that held the "
+        "device, to the memory being free (NVML), and until the new worker has taken it again.",
+        memory.HEAD,
+        _each(memory.row),
+        (0, 5, 6),
     ),
     INNOCENTS: (
         "Jobs that only seem to hang",

@@ -24,9 +24,23 @@ from core.ratios import Late
 from core.report import Machine
 from core.run import Report
 from core.series import Kept
-from gpu import command, fixtures, hangs, kills, setting, tables
+from gpu import command, fixtures, hangs, kills, memory, pauses, setting, tables
 from gpu.phases import PHASES, recovery_of
-from gpu.plan import HANGS, INNOCENTS, KILLS, NO_TIME, Key, Planned, Record, newest, plan_of, steps_of
+from gpu.plan import (
+    HANGS,
+    INNOCENTS,
+    KILLS,
+    MEMORY,
+    NO_TIME,
+    PARTS,
+    PAUSES,
+    Key,
+    Planned,
+    Record,
+    newest,
+    plan_of,
+    steps_of,
+)
 from gpu.setting import REHEARSAL, Clock, Setting
 from stall_matrix import kinds
 from stall_matrix.trial import Trial, trial_of
@@ -172,6 +186,80 @@ def test_an_innocent_job_is_silent_or_its_reports_are_shown() -> None:
     assert tables.innocent_row(silent)[1:] == ["20 s", "30 s", "yes", ""]
     loud = replace(silent, figures={**silent.figures, "false reports": 1.0}, words={"reports": "rank 1 sleeps"})
     assert tables.innocent_row(loud)[3:] == ["no: 1", "rank 1 sleeps"]
+
+
+def test_the_pause_is_that_of_the_saves_after_the_first_and_its_target_follows_from_the_copy() -> None:
+    printed = """
+NCCL version 2.28.9
+pause save 5.0
+pause save 0.3
+pause save 0.1
+pause copy 0.5
+pause copy 0.06
+pause copy 0.10
+pause pageable 4.0
+pause restore 1.5
+pause same 0
+"""
+    figures = pauses.figures_of(pauses.pauses_of(printed), 4.0)
+    assert figures == {
+        "GiB": 4.0,
+        "first save": 5.0,
+        "save": pytest.approx(0.2),
+        "copy": pytest.approx(0.08),
+        "pageable": 4.0,
+        "restore": 1.5,
+        "target": pytest.approx(0.24),
+    }
+    record = Record(Key(PAUSES, "4 GiB", 1), GPU, figures)
+    assert pauses.row(record)[:3] == ["4 GiB", "5.000 s", "0.200 s"]
+    assert pauses.row(record)[7] == "yes"
+    assert pauses.row(replace(record, figures={**figures, "save": 0.25}))[7] == "no"
+    assert len(pauses.row(record)) == len(pauses.row(replace(record, lost="lost: x"))) == len(pauses.HEAD)
+
+
+def used(*samples: tuple[float, int]) -> list[memory.Sample]:
+    return [memory.Sample(KILLED + round(at * SECOND), used) for at, used in samples]
+
+
+def memory_reports(*found: tuple[str, float]) -> list[Report]:
+    return [Report(event, 0, 1, 7, KILLED + round(at * SECOND)) for event, at in found]
+
+
+def test_the_memory_is_free_once_less_than_half_of_it_is_in_use() -> None:
+    samples = used((-1.0, 2), (-0.01, 60), (0.5, 60), (1.0, 29), (1.5, 60))
+    assert memory.freed_ns(samples, KILLED) == KILLED + SECOND
+    assert memory.freed_ns(used((-0.01, 60), (0.5, 31)), KILLED) is None
+    assert memory.freed_ns([], KILLED) is None
+
+
+def test_a_worker_that_starts_before_the_memory_is_free_is_early() -> None:
+    key = Key(MEMORY, "forkserver", 1)
+    samples = used((-0.01, 60), (0.5, 60), (1.0, 2), (3.0, 60))
+    before = memory_reports(("started", -9.0), ("held", -5.0))
+
+    def found(started: float, ended: float | None = 0.9, with_nvml: bool = True, *more: tuple[str, float]) -> Record:
+        ended_ns = None if ended is None else KILLED + round(ended * SECOND)
+        later = memory_reports(("started", started), ("held", 3.0), *more)
+        return memory.record_of(key, GPU, [*before, *later], ended_ns, samples if with_nvml else [], KILLED)
+
+    free = memory.row(found(1.2))
+    assert free == [kills.RIVALS["forkserver"].launcher.name, "1.20 s", "0.90 s", "1.00 s", "3.00 s", "no", ""]
+    early = memory.row(found(0.5, None, True, ("no-memory", 0.7)))
+    assert early[1:] == ["0.50 s", "-", "1.00 s", "3.00 s", "yes", "1 of its starts failed for want of memory"]
+    # Nothing is sampled in a rehearsal.
+    assert [memory.row(found(at, 0.9, False))[5] for at in (0.8, 1.0)] == ["yes", "no"]
+    assert len(memory.row(replace(found(1.2), lost="lost: x"))) == len(memory.HEAD)
+
+
+def test_each_part_has_cases_times_a_runner_and_a_table() -> None:
+    assert {*PARTS} == {*command.CASES} == {*command.TIMES} == {*command.RUNNERS} == {*tables.SECTIONS}
+    every = tables.tables([killed("spawn", 9.0)], plan_of(command.CASES, command.TIMES))
+    assert {one.name for one in every} == {*PARTS}
+    for one in every:
+        assert {len(cells) for cells in one.rows} == {len(one.head)}, one.name
+    # What is planned takes six minutes at most, so no run may be longer than all of them.
+    assert max(limit for limit, _ in command.TIMES.values()) < command.LIMIT
 
 
 def test_each_case_is_one_of_the_worker_and_each_phase_is_reported() -> None:
