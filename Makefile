@@ -21,6 +21,11 @@ PINNED_RAY := ray==2.60.0
 TF_215 := .venv-tf215
 TORCH_ENV := .venv-torch-$(TORCH)
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
+# pip compiles all modules of torch and TensorFlow, most of which are never imported: 30 s of processor time for `make test`.
+# What is imported is compiled then, and the first import is made here, as several processes at a time would compile all of it.
+INSTALL := install --quiet --no-compile
+# Many containers set it; then each process compiles again all that it imports.
+export PYTHONDONTWRITEBYTECODE =
 
 .PHONY: docs demo demo-tf test test-quick test-long test-long-results test-slurm test-ray test-other test-tensorflow test-torch
 .PHONY: test-wheel build check check-workflows mutants benchmark benchmark-recovery benchmark-tf-recovery benchmark-gpu help
@@ -35,15 +40,15 @@ demo-tf: $(VENV)/.demo-tf $(TF)/.made ## train the Criteo example with two param
 	$(BIN)/python examples/criteo_deeprec/demo.py --python $(TF)/bin/python --directory demo/criteo
 
 # Most tests wait for processes, so there is work for more of them at a time than a small machine has cores. Each of them
-# gets a run of neighbours, which share what a file sets up.
-PARALLEL := -n 4 --dist worksteal
+# gets a run of neighbours, which share what a file sets up. anyio, which comes with another package, has a plug-in for pytest.
+PARALLEL := -n 4 --dist worksteal -p no:anyio
 
 # The environments are made, and the code is checked, two at a time: pip and mypy use one core each.
 test: ## check the code and run the tests
-	@$(MAKE) --no-print-directory --jobs=2 check tensorflow-newest tensorflow-2.15
+	@$(MAKE) --no-print-directory --jobs=2 check tensorflow-newest tensorflow-2.15 $(VENV)/.compiled
 	@$(MAKE) --no-print-directory test-quick
 
-test-quick: $(VENV)/.test tensorflow-newest tensorflow-2.15 ## run the tests of make test, without the code's checks
+test-quick: $(VENV)/.compiled tensorflow-newest tensorflow-2.15 ## run the tests of make test, without the code's checks
 	$(BIN)/python -m pytest -m "not long and not rival" $(PARALLEL) --durations=10
 
 # One shard of the long tests takes at most 25 minutes on two cores. NIGHT (default: today) chooses the seeds of the
@@ -200,16 +205,23 @@ $(VENV)/.torch:
 	@echo "Installing torch into $(VENV): about 200 MB to download (several GB with CUDA=1), 750 MB on disk."
 	$(PYTHON) -m venv $(VENV)
 	$(if $(CUDA),,$(BIN)/python scripts/refuse_cuda.py '$(PINNED_TORCH)')
-	$(BIN)/pip install --quiet '$(PINNED_TORCH)'
+	$(BIN)/pip $(INSTALL) '$(PINNED_TORCH)'
+	$(BIN)/python -c 'import torch.distributed.run, torch.utils.data'
 	@touch $@
 
 $(VENV)/.demo: $(VENV)/.torch pyproject.toml
 	@echo "Installing dlrover-run and scikit-learn into $(VENV): about 80 MB to download."
-	$(BIN)/pip install --quiet --editable '.[mnist]'
+	$(BIN)/pip $(INSTALL) --editable '.[mnist]'
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.torch pyproject.toml
-	$(BIN)/pip install --quiet --editable '.[test]'
+	$(BIN)/pip $(INSTALL) --editable '.[test]'
+	@touch $@
+
+# Each worker of pytest would compile all modules of a new clone, and rewrite the assertions of all tests. A test that cannot
+# be collected is reported by the run itself.
+$(VENV)/.compiled: $(VENV)/.test
+	@$(BIN)/python -m pytest --collect-only -qq >/dev/null 2>&1 || :
 	@touch $@
 
 # PyPI has only CUDA builds for Linux on x86-64. They run on a machine without a GPU, but not without their libraries.
@@ -233,8 +245,9 @@ $(TF)/.made:
 		"as in: make demo-tf PYTHON=python3.13" >&2; exit 1; }
 	@echo "Installing TensorFlow into $(TF): about 300 MB to download, 1.6 GB on disk."
 	$(PYTHON) -m venv $(TF)
-	$(TF)/bin/pip install --quiet '$(TENSORFLOW_NEWEST)'
-	$(TF)/bin/pip install --quiet --no-deps '$(KERAS)'
+	$(TF)/bin/pip $(INSTALL) '$(TENSORFLOW_NEWEST)'
+	$(TF)/bin/pip $(INSTALL) --no-deps '$(KERAS)'
+	TF_CPP_MIN_LOG_LEVEL=3 $(TF)/bin/python -c 'import tensorflow, tf_keras'
 	@touch $@
 
 .PHONY: tensorflow-newest
@@ -252,7 +265,8 @@ tensorflow-2.15:
 $(TF_215)/.made:
 	@echo "Installing TensorFlow 2.15 into $(TF_215): about 250 MB to download, 1.3 GB on disk."
 	$(PYTHON_215) -m venv $(TF_215)
-	$(TF_215)/bin/pip install --quiet '$(TENSORFLOW_215)'
+	$(TF_215)/bin/pip $(INSTALL) '$(TENSORFLOW_215)'
+	TF_CPP_MIN_LOG_LEVEL=3 $(TF_215)/bin/python -c 'import tensorflow'
 	@touch $@
 
 $(VENV)/.benchmark: $(VENV)/.torch pyproject.toml

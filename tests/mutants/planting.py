@@ -50,6 +50,8 @@ class Planter:
             importlib.import_module(name.removesuffix(".py").replace("/", "."))
         files = {str(root / name) for name in sources}
         self.functions: dict[tuple[str, int, str], list[FunctionType]] = {}
+        # conftest.py has frozen what was collected, and what is frozen is not listed.
+        gc.unfreeze()
         for each in gc.get_objects():
             if isinstance(each, FunctionType) and each.__code__.co_filename in files:
                 self.functions.setdefault(_place(each.__code__), []).append(each)
