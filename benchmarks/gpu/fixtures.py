@@ -14,14 +14,19 @@ import subprocess
 import sys
 import tarfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import BinaryIO
 
 from core.run import Run
 
 ASK_TIMEOUT = 6.0
 COMMAND_TIMEOUT = 8.0
 """Seconds for the answer of one source."""
+
+GREETING_TIMEOUT, RAS_ATTEMPTS = 0.5, 6
+"""Seconds for the first line of NCCL RAS, and how many processes are tried."""
 
 RAS_COMMANDS = {
     "ras.txt": ("TIMEOUT 2", "VERBOSE STATUS"),
@@ -48,23 +53,35 @@ THREADS_OVER = 1.0
 
 
 def record(folder: Path, run: Run, pids: Sequence[int], logs: Path, environment: Mapping[str, str]) -> None:
-    """Write the fixtures of a job that hangs to a folder, which is made anew."""
+    """Write the fixtures of a job that hangs to a folder, which is made anew. All sources are asked at once."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     (folder / "console.txt").write_text(run.output)
-    for name, commands in RAS_COMMANDS.items():
-        with contextlib.suppress(OSError, ValueError):
-            (folder / name).write_bytes(ask_ras(ras_address(pids), commands))
-    for name, command in COMMANDS.items():
-        with contextlib.suppress(OSError, subprocess.SubprocessError):
-            output = subprocess.run(
-                command, env={**os.environ, **environment}, capture_output=True, timeout=COMMAND_TIMEOUT, check=True
-            ).stdout
-            (folder / name).write_bytes(output)
-    (folder / "threads.txt").write_text(threads_text(pids))
+
+    def from_ras(name: str) -> bytes:
+        return ask_ras(ras_address(pids), RAS_COMMANDS[name])
+
+    def from_command(name: str) -> bytes:
+        whole = {**os.environ, **environment}
+        command = COMMANDS[name]
+        return subprocess.run(command, env=whole, capture_output=True, timeout=COMMAND_TIMEOUT, check=True).stdout
+
+    sources: dict[str, Callable[[str], bytes]] = {
+        **dict.fromkeys(RAS_COMMANDS, from_ras),
+        **dict.fromkeys(COMMANDS, from_command),
+        "threads.txt": lambda name: threads_text(pids).encode(),
+    }
+
+    def write(name: str) -> None:
+        with contextlib.suppress(OSError, ValueError, subprocess.SubprocessError):
+            (folder / name).write_bytes(sources[name](name))
+
+    with ThreadPoolExecutor(len(sources)) as threads:
+        list(threads.map(write, sources))
     # What the launcher has kept itself: stacks, RAS reports and the dumps of flight recorders.
-    for incident in sorted(logs.glob("**/hangs/*")) + sorted(logs.glob("**/stacks.txt")):
-        _copy_small(incident, folder / incident.name)
+    for pattern in ("**/hangs/*", "**/stacks.txt", "**/flight-recorder"):
+        for kept in sorted(logs.glob(pattern)):
+            _copy_small(kept, folder / kept.name)
 
 
 def ras_address(pids: Sequence[int]) -> str:
@@ -79,17 +96,29 @@ def ras_address(pids: Sequence[int]) -> str:
 
 
 def ask_ras(address: str, commands: Sequence[str]) -> bytes:
-    """What NCCL RAS answers to these commands, each line of which comes before the report. Raises OSError."""
+    """What NCCL RAS answers to these commands, each line of which comes before the report. The kernel chooses among the
+    processes that listen there, so one that is stopped may be met; then another is tried. Raises OSError."""
     host, _, port = address.rpartition(":")
-    answer = b""
-    with socket.create_connection((host, int(port)), ASK_TIMEOUT) as connection:
-        connection.settimeout(ASK_TIMEOUT)
-        reader = connection.makefile("rb")
-        for command in ("CLIENT PROTOCOL 2", *commands[:-1]):
-            connection.sendall(f"{command}\n".encode())
-            answer += f"> {command}\n".encode() + reader.readline()
-        connection.sendall(f"{commands[-1]}\n".encode())
-        return answer + f"> {commands[-1]}\n".encode() + reader.read(MAX_RAW)
+    for attempt in range(1, RAS_ATTEMPTS + 1):
+        with socket.create_connection((host, int(port)), ASK_TIMEOUT) as connection:
+            connection.settimeout(GREETING_TIMEOUT if attempt < RAS_ATTEMPTS else ASK_TIMEOUT)
+            reader = connection.makefile("rb")
+            try:
+                answer = _said(connection, reader, "CLIENT PROTOCOL 2")
+            except TimeoutError:
+                continue
+            connection.settimeout(ASK_TIMEOUT)
+            for command in commands[:-1]:
+                answer += _said(connection, reader, command)
+            connection.sendall(f"{commands[-1]}\n".encode())
+            return answer + f"> {commands[-1]}\n".encode() + reader.read(MAX_RAW)
+    raise TimeoutError(f"nothing at {address} answers")
+
+
+def _said(connection: socket.socket, reader: BinaryIO, command: str) -> bytes:
+    """A command and the line that answers it."""
+    connection.sendall(f"{command}\n".encode())
+    return f"> {command}\n".encode() + reader.readline()
 
 
 def threads_text(pids: Sequence[int]) -> str:

@@ -20,10 +20,13 @@ RANKS = 2
 SETTLE = 3.0
 """Seconds of training before the kill."""
 
-WARM_LIMIT = 30.0
+WARM_LIMIT = 40.0
 WARM_LOOK = 0.25
 WARM_EVENT = '"dlrover.worker.prepared"'
 """How long warm workers may take to be ready, how often to look, and their event in the event log."""
+
+WARM_FLAGS = ("--warm-workers", "--progress=optimizer")
+"""Where steps are counted, warm workers are prepared a second after the first ones."""
 
 RECOVERY_LIMIT = 45.0
 
@@ -54,7 +57,11 @@ _PRELOADED = replace(FORKSERVER, options=(*FORKSERVER.options, "--preload=torch"
 RIVALS = {
     "forkserver": Rival(replace(_PRELOADED, name="dlrover-run forkserver, torch preloaded")),
     "warm": Rival(
-        replace(_PRELOADED, name="dlrover-run warm workers", options=(*_PRELOADED.options, "--warm-workers")),
+        replace(
+            _PRELOADED,
+            name="dlrover-run warm workers",
+            options=(*_PRELOADED.options, *WARM_FLAGS),
+        ),
         _no_warm,
         warm=True,
     ),
@@ -89,7 +96,7 @@ def run_case(key: Key, setting: Setting, clock: Clock, recorded: Path) -> Record
         run.settle(SETTLE)
         ready: float | None = None
         if rival.warm:
-            ready = _wait_for_warm(run, clock)
+            ready = _wait_for_warm(run, clock, setting.patience(WARM_LIMIT))
         killed = run.kill(workers[1].pid)
         run.wait(PHASES[-1], RANKS, clock.left(setting.patience(RECOVERY_LIMIT)), killed)
         recovery = recovery_of(run.reports, killed, RANKS, [worker.pid for worker in workers])
@@ -100,10 +107,10 @@ def run_case(key: Key, setting: Setting, clock: Clock, recorded: Path) -> Record
     return Record(key, setting.device, figures)
 
 
-def _wait_for_warm(run: Run, clock: Clock) -> float | None:
+def _wait_for_warm(run: Run, clock: Clock, limit: float) -> float | None:
     """Wait until a warm worker stands beside each rank; return the seconds, None if they have not come in time."""
     began = time.monotonic()
-    while clock.left(WARM_LIMIT - (time.monotonic() - began)):
+    while clock.left(limit - (time.monotonic() - began)):
         files = (run.directory / "journal").glob("**/*events.jsonl*")
         if sum(file.read_text(errors="replace").count(WARM_EVENT) for file in files) >= RANKS:
             return time.monotonic() - began

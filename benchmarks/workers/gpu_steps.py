@@ -14,11 +14,6 @@ report("started", started)
 
 import os  # noqa: E402 - a worker can be killed before it has imported torch
 
-rank = int(os.environ["RANK"])
-# NCCL refuses two ranks on one GPU, unless it believes that each has a host of its own.
-os.environ["NCCL_HOSTID"] = f"host{rank}"
-os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
-
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 
@@ -27,6 +22,11 @@ if on_cuda:
     # A process that was forked has imported torch; what is loaded for the first device counts to the device.
     assert torch.cuda.is_available()
 report("imported")
+
+# NCCL refuses two ranks on one GPU, unless it believes that each has a host of its own. Above an import this would keep
+# the script from warm workers.
+os.environ["NCCL_HOSTID"] = f"host{os.environ['RANK']}"
+os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
 
 WIDTH, BATCH = 1024, 64
 PACE = 0.02

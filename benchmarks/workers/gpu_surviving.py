@@ -13,9 +13,6 @@ report("started", started)
 
 import os  # noqa: E402 - a worker can be killed before it has imported torch
 
-os.environ["NCCL_HOSTID"] = f"host{os.environ['RANK']}"
-os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
-
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 
@@ -23,6 +20,8 @@ from dlrover_run.training import Survivor  # noqa: E402
 
 report("imported")
 
+os.environ["NCCL_HOSTID"] = f"host{os.environ['RANK']}"
+os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
 PACE = 0.02
 on_cuda = "BENCHMARK_CUDA" in os.environ
 device = torch.device("cuda", 0) if on_cuda else torch.device("cpu")

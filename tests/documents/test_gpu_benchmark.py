@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -24,7 +25,7 @@ from core.ratios import Late
 from core.report import Machine
 from core.run import Report
 from core.series import Kept
-from gpu import command, fixtures, hangs, kills, memory, pauses, setting, tables
+from gpu import command, fixtures, hangs, kills, memory, pauses, picture, setting, tables
 from gpu.phases import PHASES, recovery_of
 from gpu.plan import (
     HANGS,
@@ -182,8 +183,8 @@ def test_a_hang_says_who_where_and_in_which_operation() -> None:
 def test_an_innocent_job_is_silent_or_its_reports_are_shown() -> None:
     key = Key(INNOCENTS, "compile", 1)
     kind = kinds.Key("compilation", 2, 1, 20.0, kinds.DEVICE)
-    silent = hangs.record_of(key, GPU, trial_of(kind, 1, math.inf, [], 30.0))
-    assert tables.innocent_row(silent)[1:] == ["20 s", "30 s", "yes", ""]
+    silent = hangs.record_of(key, GPU, trial_of(kind, 1, math.inf, [], 30.0), 21.25)
+    assert tables.innocent_row(silent)[1:] == ["21 s", "30 s", "yes", ""]
     loud = replace(silent, figures={**silent.figures, "false reports": 1.0}, words={"reports": "rank 1 sleeps"})
     assert tables.innocent_row(loud)[3:] == ["no: 1", "rank 1 sleeps"]
 
@@ -386,3 +387,30 @@ def test_the_threads_of_a_process_are_listed(monkeypatch: pytest.MonkeyPatch) ->
     text = fixtures.threads_text([os.getpid()])
     assert text.startswith(f"rank 0, process {os.getpid()}, ")
     assert " main\n" in text
+
+
+def test_the_picture_has_a_panel_for_what_has_a_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without matplotlib, which belongs to no environment of the tests."""
+    panels: list[str] = []
+    monkeypatch.setattr(picture, "_kills", lambda axes, records: panels.append(f"{len(records)} kills"))
+    monkeypatch.setattr(picture, "_pauses", lambda axes, records: panels.append(f"{len(records)} pauses"))
+
+    class Anything:
+        """Axes, a drawing, and the library."""
+
+        def __getattr__(self, name: str) -> Any:
+            return lambda *arguments, **options: None
+
+    def subplots(rows: int, **options: Any) -> Any:
+        return Anything(), SimpleNamespace(flat=[Anything()] * rows)
+
+    library: Any = Anything()
+    library.pyplot = Anything()
+    library.pyplot.subplots = subplots
+    monkeypatch.setitem(sys.modules, "matplotlib", library)
+    monkeypatch.setitem(sys.modules, "matplotlib.pyplot", library.pyplot)
+    picture.draw([killed("spawn", None).run], tmp_path / "picture.png", "")
+    assert panels == []
+    pause = Record(Key(PAUSES, "4 GiB", 1), GPU, {"save": 0.2, "copy": 0.08, "target": 0.24})
+    picture.draw([killed("spawn", 9.0).run, killed("torchrun", 14.0).run, pause], tmp_path / "picture.png", REHEARSAL)
+    assert panels == ["2 kills", "1 pauses"]
