@@ -80,6 +80,8 @@ def _job(
     context: Context | None = None,
 ) -> JobSpec:
     flags = FlagValues(line.values, environ, DLROVER_RUN.by_dest)
+    implying = (feature.implied for feature in OF_FEATURES.values() if feature.implied is not None)
+    flags = flags.with_implied({name: value for imply in implying for name, value in imply(flags).items()})
     warnings: list[str] = []
     settings = _settings(flags, environ)
     nodes_here = _nodes_here(flags)

@@ -39,7 +39,8 @@ class FeatureFlags(NamedTuple):
     `settings` first, import what they need only for a job that has the feature, and raise SpecError.
     `keys` are those that it brings to `--rdzv-conf`, and `default_rules` returns the record whose fields they set.
     `several` says that several flags can turn the feature on, so that its rules say whether it is. `nodes_here` is the
-    flag, as `FlagValues` names it, that has this launcher start all nodes of a job, and says how many.
+    flag, as `FlagValues` names it, that has this launcher start all nodes of a job, and says how many. `implied`
+    returns the values that its flags give to others, where these are not given, by `Flag.dest`.
     """
 
     flags: tuple[Flag, ...]
@@ -50,3 +51,4 @@ class FeatureFlags(NamedTuple):
     nodes_here: str = ""
     keys: tuple[Key, ...] = ()
     default_rules: Callable[[], msgspec.Struct] | None = None
+    implied: Callable[[FlagValues], Mapping[str, FlagValue]] | None = None

@@ -1,5 +1,5 @@
 """Where the value of a flag is from: the command line, else its variable, else the cluster that started the launcher,
-else its default."""
+else another flag that implies it, else its default."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from dlrover_run.spec import FlagValue
 class FlagValues:
     """The value of each flag of a program, by `Flag.dest`: the first of its sources that has one.
 
-    `given` has the texts of the command line, `detected` what the cluster says, and `flags` are those of the program,
-    all by `Flag.dest`. A value names its source.
+    `given` has the texts of the command line, `detected` what the cluster says, `implied` what other flags imply, and
+    `flags` are those of the program, all by `Flag.dest`. A value names its source.
     """
 
     def __init__(
@@ -24,16 +24,22 @@ class FlagValues:
         environ: Mapping[str, str],
         flags: Mapping[str, Flag],
         detected: Mapping[str, FlagValue] = MappingProxyType({}),
+        implied: Mapping[str, FlagValue] = MappingProxyType({}),
     ) -> None:
         self._given = given
         self._environ = environ
         self._detected = detected
+        self._implied = implied
         self.flags = flags
 
     def with_cluster(self, detected: Mapping[str, FlagValue]) -> FlagValues:
         """The values with those of the cluster, by `Flag.dest`, below flags and variables and above the defaults.
         Called by both launchers for a detected job."""
-        return FlagValues(self._given, self._environ, self.flags, detected)
+        return FlagValues(self._given, self._environ, self.flags, detected, self._implied)
+
+    def with_implied(self, implied: Mapping[str, FlagValue]) -> FlagValues:
+        """The values with those that other flags imply, by `Flag.dest`, above the defaults only."""
+        return FlagValues(self._given, self._environ, self.flags, self._detected, implied)
 
     def all(self, dest: str) -> list[FlagValue]:
         """Every text that was given for a flag, in order; none for one that no feature of the program brings."""
@@ -58,7 +64,7 @@ class FlagValues:
     def get(self, dest: str) -> FlagValue:
         """The value of a flag, its default included."""
         flag = self.flags[dest]
-        return self.known(dest) or FlagValue(flag.spellings[0], flag.default or "")
+        return self.known(dest) or self._implied.get(dest) or FlagValue(flag.spellings[0], flag.default or "")
 
     def source_of(self, value: FlagValue, dest: str) -> str:
         """Where a value of that flag is from, for people: a flag that is not given gives its default only."""

@@ -106,6 +106,7 @@ FEATURES = (
     Feature("local_nodes", flags=True, nodes_here=True),
     Feature("hangs", flags=True, parts={"stalls": "stall", "stragglers": "straggler"}, node=by_settings, metrics=True),
     Feature("survivors", flags=True, parts={"survivors": "survivors"}, node=by_rules, variables="DLROVER_SURVIVOR_"),
+    Feature("reload", flags=True, parts={"reload": "reload"}, node=by_rules),
     Feature("autoscale", flags=True, parts={"autoscale": "autoscale"}, node=by_assignment),
     Feature("experiments"),
     Feature("resources", node=always, any_engine=True, columns=True, metrics=True),

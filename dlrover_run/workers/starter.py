@@ -17,7 +17,14 @@ from dlrover_run.words.log_level import internal_error, log_frames
 from dlrover_run.workers.ahead import WorkerAhead
 from dlrover_run.workers.environment import environments_before_ranks, python_program
 from dlrover_run.workers.startup_probe import STORE_TIMEOUT
-from dlrover_run.workers.template_client import Imported, Template, TemplateError, UnsafeToFork, fork_request
+from dlrover_run.workers.template_client import (
+    Imported,
+    ImportedFiles,
+    Template,
+    TemplateError,
+    UnsafeToFork,
+    fork_request,
+)
 
 IMPORT_DELAY = 2.0
 """Seconds after a start at which the template imports what the new workers have imported.
@@ -61,6 +68,8 @@ class Starter:
         """Whether a worker goes on recording what it imports until `learn` is called, and not for IMPORT_DELAY only."""
         self.store_timeout = STORE_TIMEOUT
         """Seconds for which the workers of the next round wait for its store; see `StartupProbe`."""
+        self.watches_files = False
+        """Whether a feature calls `files`, so that a worker records its imports until its end."""
         if self._forking and self._program is None:
             self._give_up("only Python programs can be forked")
 
@@ -129,7 +138,8 @@ class Starter:
         if self._forking and self._template is not None and program is not None:
             start_code = START_CODE if WANTED_VARIABLE in spec.environment else None
             try:
-                return await self._template.fork(spec, program, self._directory, start_code, until)
+                watch = self.watches_files
+                return await self._template.fork(spec, program, self._directory, start_code, until, watch)
             except TemplateError as error:
                 await self._abandon(error)
         return spawn(replace(spec, environment=with_start_code(spec.environment)))
@@ -165,6 +175,21 @@ class Starter:
             if self._import_timer is not None:
                 self._import_timer.cancel()
             self._import_timer = asyncio.get_running_loop().call_later(IMPORT_DELAY, self._begin_import)
+
+    async def files(self) -> ImportedFiles | None:
+        """The files that the last workers and the template have imported; None if no template runs."""
+        if self._template is None or self._template.closed.done():
+            return None
+        try:
+            return await self._template.files()
+        except TemplateError:
+            # The next start finds out the same, and prints it.
+            return None
+
+    async def renew(self) -> None:
+        """End the template, so that the next start makes another one, which imports everything anew."""
+        await self._wait_for_background()
+        await self._close_template()
 
     async def close(self) -> None:
         """End the template. Workers that it has forked are children of the agent and go on."""

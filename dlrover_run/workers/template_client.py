@@ -90,6 +90,15 @@ class Imported(msgspec.Struct, frozen=True):
     skipped: tuple[str, ...]
 
 
+class ImportedFiles(msgspec.Struct, frozen=True):
+    """Files of modules: `own` are the user's, which the last recorded worker has imported, `missing` those in which the
+    modules would be that it has not found, and `kept` those of installed modules, which the template has imported."""
+
+    own: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+    kept: tuple[str, ...] = ()
+
+
 class Template:
     """A running template. Make one with `start`, then `prepare` it; `closed` is done when its process has ended."""
 
@@ -175,13 +184,15 @@ class Template:
         cwd: str,
         start_code: str | None = None,
         until: Awaitable[object] | None = None,
+        watch: bool = False,
     ) -> int:
         """Fork a process that runs `program` (kind, target) with `spec.args`, and return its pid: it becomes a child of
         the agent. It begins when `until` is done, and never if the caller is cancelled.
 
-        `ps` shows `spec.argv`. Before its program, it calls the function `begin` of the file `start_code`.
+        `ps` shows `spec.argv`. Before its program, it calls the function `begin` of the file `start_code`. With `watch`
+        a process that records its imports does so until its end, for `files`.
         """
-        request = fork_request(spec, program, cwd, start_code)
+        request = fork_request(spec, program, cwd, start_code) | {"watch": watch}
         # The descriptors belong to the caller, which may close them after it is cancelled.
         given = [os.dup(fd) for fd in spec.stdio]
         reader, go = os.pipe()
@@ -221,6 +232,13 @@ class Template:
         """Import what the recording workers imported since the last call, without what would make a fork unsafe. With
         `goes_on` the one that was forked last goes on recording."""
         return _imported(await self._request({"op": "learn", "goes_on": goes_on}, (), LEARN_TIMEOUT))
+
+    async def files(self) -> ImportedFiles:
+        """The files of the modules that the last process with `watch` and the template have imported."""
+        with open(linux.memfd_create("dlrover-run files"), "rb") as answer:
+            await self._request({"op": "files"}, [os.dup(answer.fileno())], FORK_TIMEOUT)
+            answer.seek(0)
+            return msgspec.json.decode(answer.read(), type=ImportedFiles)
 
     async def close(self) -> None:
         """End the template; its workers go on."""

@@ -30,6 +30,7 @@ NOT_IN_PYTHON = {
     **dict.fromkeys(("cluster", "hostfile", "auto_config"), "a program in Python has found out where it runs"),
     **dict.fromkeys(("standalone", "master_addr", "master_port"), "torch has no such field"),
     **dict.fromkeys(("local_nodes", "node_restarts", "isolate_nodes", "node_join_after"), "for a terminal: it prints"),
+    **dict.fromkeys(("reload", "reload_dir"), "for a terminal, in which a person edits"),
     "precheck": "a second name of `network_check` and `comm_perf_test`",
     "compat_exit_codes": "a second name of `exit_codes`",
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -68,8 +68,23 @@ class PlanPart(Part):
         return self
 
     def excuse_failure(self, plan: Plan) -> Reasons:
-        """Why a failure of a worker ends the round of this plan without a charge: the feature has caused it. Empty if
-        it is charged. The feature must limit how often. Called once for each failure that ends a round."""
+        """Why a failure of a worker ends the round of this plan without a charge: the feature has caused it, or holds
+        the next round until a person has acted. Empty if it is charged. The feature must limit how often. Called once
+        for each failure that ends a round."""
+        return ()
+
+    def why_over(self, plan: Plan) -> Reasons:
+        """Why the last round is over, without a charge, and the next one may begin, whatever else would hold it. Empty
+        as long as the feature requests nothing, and for the round that follows. Called in each decision."""
+        return ()
+
+    def why_held(self, plan: Plan) -> Reasons:
+        """What the job waits for between two rounds although there are enough nodes, without a limit; empty if the
+        feature waits for nothing. Called in each decision between two rounds."""
+        return ()
+
+    def why_not_finished(self, plan: Plan) -> Reasons:
+        """Why the job goes on though all workers of its round have succeeded; empty if it is finished then."""
         return ()
 
 
@@ -116,6 +131,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def reason(self) -> str:
         return render(self.reasons)
+
+    def first_reasons(self, ask: Callable[[PlanPart], Reasons]) -> Reasons:
+        """What the first feature that has something to say answers; empty if none has."""
+        return next(filter(None, map(ask, self.parts)), ())
 
     @property
     def wanted_nodes(self) -> int:

@@ -16,6 +16,7 @@ from dlrover_run.coordination.decision import (
 )
 from dlrover_run.coordination.gate import Gate
 from dlrover_run.coordination.membership import KnownNode, Nodes, all_have_left
+from dlrover_run.coordination.records.assignment import Waiting
 from dlrover_run.coordination.records.plan import Plan, PlanPhase
 from dlrover_run.coordination.records.report import NodeReport
 from dlrover_run.coordination.records.round import Member, NodeKey, RoundKey
@@ -43,6 +44,11 @@ def gather(
         unheld = _is_first(plan)
         reasons = (Code.EVERY_NODE_LEFT(),) if unheld else chain(plan.reasons, Code.NO_NODE_LEFT())
         return Decision(end_job(plan, now, PlanPhase.FAILED, reasons))
+    if (over := plan.first_reasons(lambda part: part.why_over(plan))) and over != plan.reasons:
+        plan = update_plan(plan, now, reasons=over, failure=None)
+    # A job without a node ends as any other does.
+    if (held := plan.first_reasons(lambda part: part.why_held(plan))) and gate.healthy(plan, nodes):
+        return Decision(plan, wait=lambda _, __: Waiting(held))
     if plan.wanted_nodes != rules.wanted_nodes:
         # The next decision forms the round with the rules of that size.
         return Decision(plan)

@@ -82,9 +82,13 @@ def _exhausted(rules: JobRules) -> Reasons:
 def continue_round(rules: JobRules, gate: Gate, plan: Plan, nodes: Nodes, now: float) -> Decision:
     """What follows while a round runs: it goes on, or ends with the job, by a failure or by the loss of a node."""
     key = plan.key
+    if over := plan.first_reasons(lambda part: part.why_over(plan)):
+        return end_round(gate, msgspec.structs.replace(plan, failure=None), now, over)
     in_round = round_members(plan, nodes)
     done = [member.done or (state is not None and state.succeeded_in(key)) for member, state in in_round]
     if all(done):
+        if goes_on := plan.first_reasons(lambda part: part.why_not_finished(plan)):
+            return end_round(gate, msgspec.structs.replace(plan, failure=None), now, goes_on)
         return Decision(end_job(plan, now, PlanPhase.FINISHED, (Code.ALL_SUCCEEDED(),), failure=None))
 
     unfinished = [pair for pair, is_done in zip(in_round, done, strict=True) if not is_done]
@@ -198,7 +202,7 @@ def _restart(rules: JobRules, gate: Gate, plan: Plan, nodes: Nodes, cause: Known
     assert failure is not None, "only a failed node is a cause"
     node_rank = next(rank for rank, member in enumerate(plan.members) if member.key == cause.report.key)
     failure = msgspec.structs.replace(failure, node_rank=node_rank)
-    if excuse := next(filter(None, (part.excuse_failure(plan) for part in plan.parts)), ()):
+    if excuse := plan.first_reasons(lambda part: part.excuse_failure(plan)):
         excused = update_plan(plan, now, failure=failure)
         return end_round(gate, excused, now, (failure.reason, *excuse))
     worked = any(state.report.progressed and state.report.in_round(plan.key) for state in nodes.values())

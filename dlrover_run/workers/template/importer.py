@@ -158,6 +158,9 @@ CAPACITY = 1 << 18
 
 _HEADER = 8
 
+PATH_MARK = "="
+"""Before an entry of `sys.path` in the log; no module has such a name."""
+
 
 class ImportLog:
     """The names of modules that a worker imports, in shared memory: the worker writes, the template reads.
@@ -216,15 +219,18 @@ has opened its device already."""
 
 
 class ImportRecorder:
-    """The first finder in a worker's `sys.meta_path`: records each module that is to be imported, and finds none.
+    """The first finder in a worker's `sys.meta_path`: records each module that is to be imported, and finds none. With
+    `paths` it also records each entry of `sys.path`, as `PATH_MARK` and the entry, once it is there.
 
     It removes itself once the log takes no more, and in any process that is forked from the worker. It also notes
     whether a variable of the device is not the one of `environment`, with which the worker has begun.
     """
 
-    def __init__(self, log: ImportLog, environment: Mapping[str, str]) -> None:
+    def __init__(self, log: ImportLog, environment: Mapping[str, str], paths: bool = False) -> None:
         self._log = log
         self._given = {name: environment.get(name) for name in DEVICE_VARIABLES}
+        self._paths = paths
+        self._known_path: list[str] = []
         self._process = os.getpid()
         self._lock = _thread.allocate_lock()
 
@@ -238,9 +244,17 @@ class ImportRecorder:
         if any(os.environ.get(name) != value for name, value in self._given.items()):
             self._log.note_device_change()
         with self._lock:
-            accepted = self._log.append(fullname)
+            accepted = (not self._paths or self._note_path()) and self._log.append(fullname)
         if not accepted:
             self._leave()
+
+    def _note_path(self) -> bool:
+        """Record the entries of `sys.path` that are new; False if the log takes no more."""
+        if sys.path == self._known_path:
+            return True
+        new = [entry for entry in sys.path if entry not in self._known_path and isinstance(entry, str)]
+        self._known_path = list(sys.path)
+        return all(self._log.append(PATH_MARK + os.path.abspath(entry)) for entry in new)
 
     def _leave(self) -> None:
         if self in sys.meta_path:

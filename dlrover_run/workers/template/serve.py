@@ -28,7 +28,8 @@ from typing import Any
 
 from . import ahead, fork_blockers, process_title
 from .import_scan import ImportRoots, can_preload, find_import_roots, scan_imports
-from .importer import OURS, ImportLog, ImportRecorder, Preloader, import_modules
+from .importer import OURS, PATH_MARK, ImportLog, ImportRecorder, Preloader, import_modules
+from .source_files import SourceFiles
 from .termination_signals import TERMINATION_SIGNALS
 from .worker import (
     EXIT_ABANDONED,
@@ -79,8 +80,11 @@ class Server:
         self._recorded: dict[str, None] = {}
         self._device_changed = False
         self._considered: set[str] = set()
+        self._watched: ImportLog | None = None
+        self._files = SourceFiles()
         self._unfit: set[str] = set()
         self._learns = True
+        self._program: tuple[str | None, str] = (None, "")
         self._worker_path: list[str] = []
         self._finders: list[Any] = []
         self._where = ImportRoots()
@@ -92,10 +96,22 @@ class Server:
             return self._prepare(request)
         if self.unsafe is not None:
             raise Unsafe(self.unsafe)
+        if request["op"] == "files":
+            return self._write_files(received[1])
         return self._learn(request) if request["op"] == "learn" else self._fork(request, received)
+
+    def _write_files(self, target: int) -> dict[str, Any]:
+        """Write the files that the last recorded worker and this template have imported into a file, as JSON: they may
+        be more than one packet."""
+        recorded = [] if self._watched is None else self._watched.names()
+        found = self._files.find(recorded, self._program, self._worker_path, self._where, self._finders)
+        with open(target, "wb", closefd=False) as file:
+            file.write(json.dumps(found).encode())
+        return {}
 
     def _prepare(self, request: dict[str, Any]) -> dict[str, Any]:
         kind, target, directory = request["kind"], request["target"], None
+        self._program = (kind, target)
         if kind in ("module", "run_path") and not self._template.safe_path:
             directory = os.getcwd()
         elif kind == "script" and not self._template.safe_path:
@@ -151,7 +167,7 @@ class Server:
         # One worker records at a time; the last log may be that of one that runs.
         kept = self._logs[-1:] if request["goes_on"] else []
         for log in self._logs:
-            if log not in kept:
+            if log not in kept and log is not self._watched:
                 log.finish()
         self._logs = kept
         # Each name once: what could not be imported then cannot be now, and a restart may wait for this.
@@ -175,7 +191,8 @@ class Server:
         return {"imported": [], "skipped": notes}
 
     def _read_logs(self) -> None:
-        self._recorded.update(dict.fromkeys(name for log in self._logs for name in log.names()))
+        names = (name for log in self._logs for name in log.names())
+        self._recorded.update(dict.fromkeys(name for name in names if not name.startswith(PATH_MARK)))
         self._device_changed |= any(log.device_changed for log in self._logs)
 
     def _is_unfit(self, name: str) -> bool:
@@ -234,7 +251,9 @@ class Server:
         is_ahead = request["op"] == "ahead"
         if is_ahead and not self._learns:
             return {"error": "the script changes os.environ or sys.path before an import"}
-        log = ImportLog() if not is_ahead and request["record"] and self._learns else None
+        records = not is_ahead and request["record"]
+        watched = records and request.get("watch", False)
+        log = ImportLog() if records and (self._learns or watched) else None
         pid_reader, pid_writer = os.pipe()
         # The content of C's output buffers would otherwise be printed by every worker.
         self._libc.fflush(None)
@@ -270,8 +289,10 @@ class Server:
         os.waitpid(middle, 0)
         if not pid:
             raise OSError("the fork failed: the limit on processes or memory is reached")
-        if log is not None:
+        if log is not None and self._learns:
             self._logs.append(log)
+        if watched:
+            self._watched = log
         # The intermediate process has ended, so the worker is now a child of the agent, which lets it begin.
         return {"pid": int(pid)}
 
@@ -285,7 +306,7 @@ class Server:
         if os.read(received[-1], 1) != b"g":
             os._exit(EXIT_ABANDONED)
         self._begin_process(mask)
-        recorder = ImportRecorder(log, request["env"]) if log is not None else None
+        recorder = ImportRecorder(log, request["env"], request.get("watch", False)) if log is not None else None
         return self._become(request, received[1:4], [*received, self._control.detach()], recorder)
 
     def _begin_process(self, mask: set[int | signal.Signals]) -> None:
