@@ -117,11 +117,6 @@ async def run(job: dict[str, Any]) -> dict[str, Any]:
         elif step == "close it":
             assert waiting is not None, "it was forked ahead"
             await waiting.close()
-        elif step == "no ahead":
-            try:
-                await fork_ahead()
-            except TemplateError as error:
-                result["error"] = str(error)
         elif step == "abandon":
             waiting = await fork_ahead()
             waiting._close_line()

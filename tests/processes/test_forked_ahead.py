@@ -49,8 +49,6 @@ def test_standard_input_and_settings_of_python(case: Case) -> None:
 @pytest.mark.parametrize("name", ["process group", *only_long("torch.compile", "data loader", "torch as imported")])
 def test_torch(case: Case, name: str) -> None:
     write(case, TORCH[name])
-    # A script that sets a variable has no process that is forked ahead.
-    case.scan, case.preload = False, ("torch",)
     inductor = {"CACHE_DIR": str(case.directory / "cache"), "CPP_CACHE_PRECOMPILE_HEADERS": "0"}
     case.env = {
         "OMP_NUM_THREADS": "2",
@@ -147,16 +145,37 @@ def test_one_that_was_killed_or_stopped_takes_no_rank(case: Case, fault: str) ->
     assert (case.directory / "began").read_text() == "x"
 
 
-@pytest.mark.parametrize("sets", [True, False])
-def test_no_device_is_opened_for_a_script_that_chooses_one_in_a_function(case: Case, sets: bool) -> None:
-    """It would be too late in a process that has opened one."""
-    line = "os.environ['CUDA_VISIBLE_DEVICES'] = '1'" if sets else "pass"
-    write(case, f"import os\ndef main():\n    {line}\n    import colorsys\nmain()\n")
+CHOOSES = {
+    "a function": ("def main():\n    os.environ['CUDA_VISIBLE_DEVICES'] = '1'\n", "CUDA_VISIBLE_DEVICES"),
+    "module level": (
+        "import sys\nsys.path.append('')\nos.environ['CUDA_LAUNCH_BLOCKING'] = '1'\n",
+        "CUDA_LAUNCH_BLOCKING",
+    ),
+    "a module of the user": ("os.environ['OTHER'] = '1'\nimport own\n", "CUBLAS_WORKSPACE_CONFIG"),
+    "a name that is computed": (
+        "os.environ['CUDA' + '_VISIBLE_DEVICES'] = '1'\nimport own_later\n",
+        "a variable of the device",
+    ),
+    "none": ("os.environ['NCCL_HOSTID'] = '1'\n", ""),
+}
+
+
+@pytest.mark.parametrize("where", CHOOSES)
+def test_no_device_is_opened_for_a_script_that_may_choose_one(case: Case, where: str) -> None:
+    """It would be too late in a process that has opened one. Without torch there is no device either way."""
+    text, named = CHOOSES[where]
+    write(case, f"import os\n{text}")
+    write(case, "import os\nconfig = os.environ.get('CUBLAS_WORKSPACE_CONFIG')\n", "own.py")
+    write(case, "", "own_later.py")
     opened = case.agent("fork", "wait", "learn", "ahead")["ahead"]["device"]
-    # Without torch there is no device.
-    assert opened == ("the script sets a variable of the device" if sets else "")
+    assert opened == (f"the script names {named}" if named else "")
 
 
-def test_none_is_forked_for_a_script_that_changes_what_its_imports_see(case: Case) -> None:
-    write(case, "import os\nos.environ['CUDA_VISIBLE_DEVICES'] = os.environ['RANK']\nimport colorsys\n")
-    assert case.agent("no ahead")["error"] == "the script changes os.environ or sys.path before an import"
+def test_for_a_script_that_changes_what_its_imports_see_nothing_is_imported(learned: Case) -> None:
+    learned.scan = True
+    write(learned, f"import os\nos.environ['FOR_LIBRARY'] = 'x'\n{USES}")
+    result = learned.agent("fork", "wait", "learn", *BECOMES, "wait")
+    assert result["ahead"]["imported"] == []
+    assert [learned.output(rank) for rank in (0, 1)] == [
+        ("False False False\n1 /added True\nlibrary's exit\n", "imported\n")
+    ] * 2

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import itertools
 import os
+import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from importlib.machinery import BuiltinImporter, FrozenImporter, ModuleSpec, PathFinder
@@ -19,6 +20,9 @@ SITE_DIRECTORIES = ("site-packages", "dist-packages")
 
 NEVER_PRELOADED = frozenset({"__main__", "this", "antigravity", "idlelib", "test", "turtledemo", "site"})
 """Modules whose import has a visible effect, such as opening a browser or printing."""
+
+DEVICE_VARIABLE = re.compile(rb"""["']((?:CUDA|HIP|CUBLAS|CUDNN|PYTORCH)_[A-Z0-9_]+)["']""")
+"""How a program names a variable that is read when a device is opened or when memory of it is first needed."""
 
 MAX_OWN_FILES = 2000
 MAX_SOURCE_BYTES = 4_000_000
@@ -121,6 +125,7 @@ class Scan:
 
     `names` has the shared modules; `package:name` is `from package import name` if `name` may be a submodule.
     `stopped_at` is the line, if any, that changes the effect of later imports; nothing after it is added.
+    `device_variable` is a variable of a device that one of these files names, anywhere in it, empty without one.
     """
 
     def __init__(self, where: ImportRoots, search_path: Sequence[str], finders: Sequence[Any] = ()) -> None:
@@ -129,6 +134,7 @@ class Scan:
         self.finders = tuple(finders)
         self.names: dict[str, None] = {}
         self.stopped_at: str | None = None
+        self.device_variable = ""
         self._seen: set[str] = set()
 
     def file(self, path: str, package: str, entry: bool) -> None:
@@ -142,11 +148,11 @@ class Scan:
             tree = ast.parse(text, path) if len(text) <= MAX_SOURCE_BYTES else ast.Module([], [])
         except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
             return
+        if not self.device_variable and (named := DEVICE_VARIABLE.search(text)) is not None:
+            self.device_variable = named.group(1).decode()
         for node in executed_statements(tree.body, entry):
-            if self.stopped_at is not None:
-                return
             if changes_later_imports(node):
-                self.stopped_at = f"{path}:{node.lineno}"
+                self.stopped_at = self.stopped_at or f"{path}:{node.lineno}"
             elif isinstance(node, ast.Import):
                 for alias in node.names:
                     self.module(alias.name)
@@ -164,9 +170,13 @@ class Scan:
             if is_shared(spec, self.where):
                 # Importing the whole name imports its parents first.
                 if can_preload(name, self.where, self.search_path, self.finders):
-                    self.names.setdefault(name)
+                    self._add(name)
                 return
             self._read_own(full, spec)
+
+    def _add(self, name: str) -> None:
+        if self.stopped_at is None:
+            self.names.setdefault(name)
 
     def _read_own(self, name: str, spec: ModuleSpec) -> None:
         if spec.origin is not None and spec.origin.endswith(".py"):
@@ -182,7 +192,7 @@ class Scan:
             if not is_shared(spec, self.where):
                 self._read_own(f"{base}.{attribute}", spec)
             elif base in self.names:
-                self.names.setdefault(f"{base}:{attribute}")
+                self._add(f"{base}:{attribute}")
 
 
 def scan_imports(

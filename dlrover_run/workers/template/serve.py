@@ -22,13 +22,13 @@ import signal
 import socket
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from types import CodeType
 from typing import Any
 
 from . import ahead, fork_blockers, process_title
 from .import_scan import ImportRoots, can_preload, find_import_roots, scan_imports
-from .importer import OURS, PATH_MARK, ImportLog, ImportRecorder, Preloader, import_modules
+from .importer import OURS, PATH_MARK, ImportLog, ImportRecorder, Preloader, import_modules, nothing_collected
 from .source_files import SourceFiles
 from .termination_signals import TERMINATION_SIGNALS
 from .worker import (
@@ -78,7 +78,7 @@ class Server:
         self._preloader: Preloader
         self._logs: list[ImportLog] = []
         self._recorded: dict[str, None] = {}
-        self._device_changed = False
+        self._device_variable = ""
         self._considered: set[str] = set()
         self._watched: ImportLog | None = None
         self._files = SourceFiles()
@@ -125,6 +125,7 @@ class Server:
         if kind is not None:
             scan = scan_imports(kind, target, self._where, self._worker_path, self._finders)
             names += [name for name in scan.names if name not in names]
+            self._device_variable = scan.device_variable
             if scan.stopped_at is not None:
                 self._learns = False
                 notes.append(f"what is imported after {scan.stopped_at}, which changes os.environ or sys.path")
@@ -143,7 +144,7 @@ class Server:
     def _import(self, names: Sequence[str]) -> dict[str, Any]:
         preloader = self._preloader
         ours = {self._control.fileno()}
-        with _nothing_collected():
+        with nothing_collected():
             imported, skipped, reason, module = import_modules(
                 preloader.load, names, lambda: fork_blockers.fork_blocker_between_imports(ours)
             )
@@ -191,9 +192,11 @@ class Server:
         return {"imported": [], "skipped": notes}
 
     def _read_logs(self) -> None:
-        names = (name for log in self._logs for name in log.names())
-        self._recorded.update(dict.fromkeys(name for name in names if not name.startswith(PATH_MARK)))
-        self._device_changed |= any(log.device_changed for log in self._logs)
+        if self._learns:
+            names = (name for log in self._logs for name in log.names())
+            self._recorded.update(dict.fromkeys(name for name in names if not name.startswith(PATH_MARK)))
+        if any(log.device_changed for log in self._logs):
+            self._device_variable = self._device_variable or "a variable of the device"
 
     def _is_unfit(self, name: str) -> bool:
         module = name.partition(":")[0]
@@ -249,11 +252,9 @@ class Server:
             self.unsafe = reason
             raise Unsafe(reason)
         is_ahead = request["op"] == "ahead"
-        if is_ahead and not self._learns:
-            return {"error": "the script changes os.environ or sys.path before an import"}
         records = not is_ahead and request["record"]
         watched = records and request.get("watch", False)
-        log = ImportLog() if records and (self._learns or watched) else None
+        log = ImportLog() if records else None
         pid_reader, pid_writer = os.pipe()
         # The content of C's output buffers would otherwise be printed by every worker.
         self._libc.fflush(None)
@@ -289,7 +290,7 @@ class Server:
         os.waitpid(middle, 0)
         if not pid:
             raise OSError("the fork failed: the limit on processes or memory is reached")
-        if log is not None and self._learns:
+        if log is not None:
             self._logs.append(log)
         if watched:
             self._watched = log
@@ -347,28 +348,15 @@ class Server:
         """Import what the recording workers have imported, also what would make a fork unsafe, and open the device."""
         self._read_logs()
         names = [name for name in self._recorded if name not in sys.modules and self._can_preload(name)]
-        with _nothing_collected():
+        with nothing_collected():
             imported, _, _, _ = import_modules(self._preloader.load, names, lambda: None)
         self._preloader.drop_unshared()
         if (reason := self._preloader.find_shadowed_import()) is not None:
             return {"unfit": reason}
-        if request["device"] and self._device_changed:
-            return {"imported": imported, "device": "the script sets a variable of the device"}
+        if request["device"] and self._device_variable:
+            # It may set it later, when a device that is open does not follow it.
+            return {"imported": imported, "device": f"the script names {self._device_variable}"}
         return {"imported": imported, "device": ahead.open_device(request["local_rank"]) if request["device"] else ""}
-
-
-@contextlib.contextmanager
-def _nothing_collected() -> Iterator[None]:
-    """Import without garbage collections, which take an eighth of the time of importing torch and find nothing. A
-    setting of the collector that a module makes is kept."""
-    before = gc.get_threshold()
-    never = (2**31 - 1, *before[1:])
-    gc.set_threshold(*never)
-    try:
-        yield
-    finally:
-        if gc.get_threshold() == never:
-            gc.set_threshold(*before)
 
 
 def serve(control_fd: int, agent: int) -> Worker:
