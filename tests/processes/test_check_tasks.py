@@ -13,12 +13,15 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from support.harness import only_long
 
 from dlrover_run.features.node_check.check.accelerators import select_accelerator
+from dlrover_run.features.node_check.check.link import Offer, agreed
+from dlrover_run.features.node_check.check.turns import turn
 from dlrover_run.features.node_check.node.check_workers import check_environments
 from dlrover_run.processes.ports import HeldPort
 from dlrover_run.spec import Entrypoint, JobSpec
@@ -200,6 +203,7 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> Gpus:
             "set_device": None,
             "get_device_name": "NVIDIA H200",
             "is_bf16_supported": True,
+            "get_device_properties": SimpleNamespace(uuid="1234"),
         }
         for name, answer in answers.items():
             monkeypatch.setattr(torch.cuda, name, lambda *_, answer=answer, **__: answer)
@@ -215,7 +219,7 @@ def test_ranks_that_share_the_one_gpu_of_a_machine_link_through_its_memory(
 ) -> None:
     gpus(present)
     found = select_accelerator(workers - 1, workers)
-    assert (found.device.index, found.backend) == ((workers - 1) % present, backend)
+    assert (found.device.index, found.backend, found.uuid) == ((workers - 1) % present, backend, "1234")
 
 
 def test_a_rank_without_a_gpu_of_several_is_reported(gpus: Gpus) -> None:
@@ -354,6 +358,51 @@ def test_processes_with_different_accelerators_link_through_gloo(starter: Starte
     one, other = starter.start_faulty("", CHECK_BACKEND="beads"), starter.start()
     starter.link("a", one, other)
     passes("a", one, other)
+
+
+@pytest.mark.parametrize(
+    ("offers", "backend", "shared"),
+    [
+        ([("nccl", "a"), ("nccl", "b")], "nccl", False),
+        ([("nccl", "a"), ("nccl", "b"), ("nccl", "a")], "gloo", True),
+        ([("gloo", "a"), ("gloo", "a")], "gloo", True),
+        ([("nccl", "a"), ("gloo", "")], "gloo", False),
+        ([("beads", ""), ("beads", "")], "beads", False),
+        ([("gloo", "")], "gloo", False),
+    ],
+)
+def test_processes_with_one_device_link_through_gloo(offers: list[tuple[str, str]], backend: str, shared: bool) -> None:
+    assert agreed([Offer(*offer) for offer in offers]) == (backend, shared)
+
+
+def test_two_nodes_with_one_device_have_a_link_that_works_and_name_the_device(starter: Starter) -> None:
+    """The library would refuse two ranks on one device, as NCCL does."""
+    one, other = (starter.start_faulty("", CHECK_BACKEND="beads", CHECK_UUID="GPU-1") for _ in range(2))
+    starter.link("a", one, other)
+    for process in (one, other):
+        answer = process.answer()
+        assert answer.pop("gigabytes") > 0
+        assert answer == {"done": "link", "name": "a", "shared": "abacus"}
+
+
+def test_one_process_at_a_time_computes_on_a_device() -> None:
+    device = f"GPU-{os.getpid()}"
+
+    def is_taken() -> bool:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as name:
+            try:
+                name.bind(f"\0dlrover-run-check-{device}")
+            except OSError:
+                return True
+        return False
+
+    with turn(""), turn(device):
+        assert is_taken()
+        # One that has waited for long enough computes nevertheless.
+        with turn(device, max_wait=0.0):
+            assert is_taken()
+        assert is_taken()
+    assert not is_taken()
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ class Abacus:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     dtype: torch.dtype = torch.float32
     backend: str = "gloo"
+    uuid: str = ""
 
     def synchronize(self) -> None:
         pass
@@ -101,4 +102,4 @@ def find(local_rank: int, workers: int) -> Abacus | None:
     torch.mm = bad_mm  # type: ignore[assignment]
     for name in ("all_gather_single", "all_gather_into_tensor"):
         setattr(dist, name, bad_gather)
-    return Abacus(backend=os.environ.get("CHECK_BACKEND", "gloo"))
+    return Abacus(backend=os.environ.get("CHECK_BACKEND", "gloo"), uuid=os.environ.get("CHECK_UUID", ""))

@@ -74,7 +74,8 @@ def obey(order: dict, what: str) -> None:
         speed = float(what.split()[1]) if what.startswith("speed") else 1.0 + int(RANK)
         os.write(1, json.dumps({**done, "device": "fake", "tflops": speed}).encode() + b"\n")
     else:
-        os.write(1, json.dumps({**done, "gigabytes": 8.0 - int(RANK)}).encode() + b"\n")
+        shared = {"shared": what.partition(" ")[2]} if what.startswith("shared") else {}
+        os.write(1, json.dumps({**done, "gigabytes": 8.0 - int(RANK), **shared}).encode() + b"\n")
 
 
 if behaviour("start") == "hang":

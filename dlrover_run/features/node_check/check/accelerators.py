@@ -29,13 +29,15 @@ class Accelerator(NamedTuple):
     """One device. `name` is for the user, such as "NVIDIA H200"; `device` has its index if there is one. `dtype` is
     the number format of the matrices: floating point, exact for integers up to 256, as bfloat16 is. `backend` is the
     name in torch.distributed of the library that connects such devices, such as "nccl"; "gloo" connects their processes
-    through the memory of the machine. `synchronize` waits until the device has finished all submitted work."""
+    through the memory of the machine. `synchronize` waits until the device has finished all submitted work. `uuid` is
+    the same in all processes that use the device, and empty if it is not known; a plug-in may leave it out."""
 
     name: str
     device: torch.device
     dtype: torch.dtype
     backend: str
     synchronize: Callable[[], None]
+    uuid: str = ""
 
 
 def select_accelerator(local_rank: int, workers: int) -> Accelerator:
@@ -64,4 +66,6 @@ def select_accelerator(local_rank: int, workers: int) -> Accelerator:
         # NCCL refuses two ranks on one device, and where there are fewer devices than workers they do not use it.
         "nccl" if workers <= present else "gloo",
         lambda: torch.cuda.synchronize(device),
+        # Older versions of torch do not have it.
+        str(getattr(torch.cuda.get_device_properties(device), "uuid", "")),
     )

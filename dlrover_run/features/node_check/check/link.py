@@ -1,9 +1,9 @@
 """Measures how fast the processes of a link gather each other's data, and checks the data.
 
-They connect to a store, agree on a backend, and form a process group. Data is gathered once to measure how long that
-takes, then as often as all have agreed on. Each part begins with a barrier, so that waiting for a late partner is not
-measured. The speed is the bus bandwidth of an allgather: the bytes that each process receives, (n-1)/n of all data, by
-the time.
+They connect to a store, agree on a backend (gloo if two of them share a device), and form a process group. Data is
+gathered once to measure how long that takes, then as often as all have agreed on. Each part begins with a barrier, so
+that waiting for a late partner is not measured. The speed is the bus bandwidth of an allgather: the bytes that each
+process receives, (n-1)/n of all data, by the time.
 
 A process may fail in a link and try the next one. Gloo gives up after its timeout, or as soon as a partner's connection
 ends. The library of an accelerator may not return from a collective that hangs, or may abort the process: so after
@@ -17,8 +17,9 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -66,6 +67,36 @@ class LinkProblem(Exception):
 
 class WrongData(LinkProblem):
     """The received data is not the data that was sent."""
+
+
+class Offer(NamedTuple):
+    """What a process of a link has: the library that connects its device, and the UUID of that, empty if not known."""
+
+    backend: str
+    device: str
+
+
+class Agreed(NamedTuple):
+    """How a link is measured: with which library, and whether processes of it share a device."""
+
+    backend: str
+    shared: bool
+
+
+class Speed(NamedTuple):
+    """The bus bandwidth of a link in GB/s, and whether processes of it share a device."""
+
+    gigabytes: float
+    shared: bool
+
+
+def agreed(offers: Sequence[Offer]) -> Agreed:
+    """How a link of these processes is measured: with their library if it is the same for all, and with gloo if not, or
+    if two have one device, which NCCL refuses. Pure."""
+    devices = [offer.device for offer in offers if offer.device]
+    shared = len(set(devices)) < len(devices)
+    backends = {offer.backend for offer in offers}
+    return Agreed("gloo" if shared or len(backends) > 1 else backends.pop(), shared)
 
 
 class Stores:
@@ -119,8 +150,8 @@ def _await_listener(address: str, port: int, timeout: float) -> float:
             time.sleep(RETRY_INTERVAL)
 
 
-def measure_link(accelerator: Accelerator, request: Link, stores: Stores, give_up: Callable[[str], None]) -> float:
-    """Test a link together with its other processes; return the bus bandwidth in GB/s.
+def measure_link(accelerator: Accelerator, request: Link, stores: Stores, give_up: Callable[[str], None]) -> Speed:
+    """Test a link together with its other processes; return its speed.
 
     `give_up`, which replies with a clause and ends the process, is called from another thread when the link hangs, and
     from this one when the process cannot recover. Raises LinkProblem otherwise.
@@ -130,15 +161,16 @@ def measure_link(accelerator: Accelerator, request: Link, stores: Stores, give_u
     timer = _start_timer(request.timeout + GIVE_UP_AFTER, lambda: give_up(slow))
     try:
         store = stores.open(request, request.timeout)
-        backend = _agree_on_backend(accelerator.backend, request, store, deadline)
+        own = Offer(accelerator.backend, getattr(accelerator, "uuid", ""))
+        backend, shared = agreed(_exchange_offers(own, request, store, deadline))
         if backend == "gloo":
             with _group(backend, request, store, deadline, None, give_up):
-                return _gather(torch.device("cpu"), request, lambda: None)
+                return Speed(_gather(torch.device("cpu"), request, lambda: None), shared)
         timer.cancel()
         timer = _start_timer(max(deadline - time.monotonic(), 0.0), lambda: give_up(slow))
         try:
             with _group(backend, request, store, deadline + LIBRARY_TIMEOUT, accelerator.device, give_up):
-                return _gather(accelerator.device, request, accelerator.synchronize)
+                return Speed(_gather(accelerator.device, request, accelerator.synchronize), shared)
         except WrongData:
             raise
         except Exception as error:
@@ -155,25 +187,26 @@ def _start_timer(seconds: float, act: Callable[[], None]) -> threading.Timer:
     return timer
 
 
-def _agree_on_backend(own: str, request: Link, store: Store, deadline: float) -> str:
-    """The backend of the link: that of its processes if it is the same for all, else gloo.
+def _exchange_offers(own: Offer, request: Link, store: Store, deadline: float) -> list[Offer]:
+    """The offers of all processes of the link, in the order of their ranks.
 
     Waits for all of them, so that one that never joins can be named. Raises LinkProblem.
     """
-    store.set(f"backend/{request.rank}", own)
-    offered = {own}
+    store.set(f"offer/{request.rank}", " ".join(own))
+    offers = []
     for rank in range(request.world):
         left = max(deadline - time.monotonic(), 0.001)
         try:
-            store.wait([f"backend/{rank}"], timedelta(seconds=left))
-            offered.add(store.get(f"backend/{rank}").decode())
+            store.wait([f"offer/{rank}"], timedelta(seconds=left))
+            backend, _, device = store.get(f"offer/{rank}").decode().partition(" ")
+            offers.append(Offer(backend, device))
         except Exception as error:
             if time.monotonic() >= deadline:
                 raise LinkProblem(
                     f"rank {rank} of its {request.world} processes did not join within {request.timeout:g} seconds"
                 ) from error
             raise LinkProblem(f"the store at {request.address}:{request.port} was lost: {first_line(error)}") from error
-    return own if len(offered) == 1 else "gloo"
+    return offers
 
 
 @contextlib.contextmanager

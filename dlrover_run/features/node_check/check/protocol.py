@@ -7,7 +7,7 @@
 The reply has `done`, the kind of the request, and for a link its `name`, and either
 
     "device": "NVIDIA H200", "tflops": 612.5        for compute,
-    "gigabytes": 1.2                                for a link, or
+    "gigabytes": 1.2                                for a link, with "shared": the device, if processes share one, or
     "problem": "clause"                             with, for compute, "wrong": whether a result was wrong.
 
 `"ends": true` beside a problem: the process ends itself after this reply, because it cannot recover from the failure,

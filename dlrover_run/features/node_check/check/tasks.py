@@ -11,6 +11,7 @@ from .accelerators import Accelerator, select_accelerator
 from .compute import WrongResult, measure_compute
 from .link import LinkProblem, Stores, measure_link
 from .protocol import Compute, Link, Replies, Request, failed, first_line
+from .turns import turn
 
 STORE_PORT = "DLROVER_RUN_CHECK_STORE_PORT"
 """The variable with the port at which this process hosts a store, before a request for that, so that it listens when
@@ -57,7 +58,8 @@ class Tasks:
 
     def _compute(self, request: Compute, accelerator: Accelerator) -> None:
         try:
-            tflops = measure_compute(accelerator, request.seconds, self._threads)
+            with turn(getattr(accelerator, "uuid", "")):
+                tflops = measure_compute(accelerator, request.seconds, self._threads)
         except WrongResult as error:
             self._replies.send(failed(request, str(error), wrong=True))
         except torch.cuda.OutOfMemoryError as error:
@@ -74,8 +76,9 @@ class Tasks:
             self._replies.send_last(failed(request, problem))
 
         try:
-            gigabytes = measure_link(accelerator, request, self._stores, give_up)
+            gigabytes, shared = measure_link(accelerator, request, self._stores, give_up)
         except Exception as error:
             self._replies.send(failed(request, str(error) if isinstance(error, LinkProblem) else first_line(error)))
         else:
-            self._replies.send({"done": "link", "name": request.name, "gigabytes": gigabytes})
+            told = {"shared": accelerator.name} if shared else {}
+            self._replies.send({"done": "link", "name": request.name, "gigabytes": gigabytes, **told})

@@ -37,6 +37,7 @@ from dlrover_run.features.node_check.node.check_workers import (
     CheckRequest,
     CheckWorkers,
     CheckWorkersLost,
+    describe_shared,
     describe_slow,
     device_speeds,
     find_slow,
@@ -104,6 +105,7 @@ class NodeCheckRunner:
         self._port = HeldPort() if self._wanted else None
         self._key = CheckKey()
         self._computed: ComputeResult | None = None
+        self._noted: set[str] = set()
         self._linked: LinkResults | None = None
         self._work: list[asyncio.Future[None]] = []
         self._closed = False
@@ -249,6 +251,11 @@ class NodeCheckRunner:
             for sentence in sentences:
                 self._print_warning(sentence)
 
+    def _note_shared(self, sentence: str) -> None:
+        if sentence not in self._noted:
+            self._noted.add(sentence)
+            self._print_warning(sentence)
+
     async def _try_links(self, task: CheckTask, deadline: float) -> LinkResults:
         tried: list[LinkResult] = []
         problem, began = "", self._after(0.0)
@@ -275,6 +282,8 @@ class NodeCheckRunner:
                 trouble = _first_problem(answers)
                 speed = 0.0 if trouble else min(answer.gigabytes for answer in answers)
                 tried.append(LinkResult(other, speed, trouble))
+                if shared := next((answer.shared for answer in answers if answer.shared), ""):
+                    self._note_shared(describe_shared(shared, len(link)))
         return LinkResults(task.key, tuple(tried), problem)
 
     async def _ask(self, requests: Sequence[CheckRequest], deadline: float) -> list[CheckReply]:

@@ -54,13 +54,14 @@ def check_environments(spec: JobSpec, parent: Mapping[str, str]) -> list[dict[st
 class CheckReply(msgspec.Struct, frozen=True):
     """The reply of one process to one request. `problem` is a clause with the cause of a failure, empty if it
     succeeded. With `ends`, the process ends by itself afterwards, because something in it cannot be stopped
-    otherwise."""
+    otherwise. `shared` is the name of the device, if processes of the link share it."""
 
     done: str
     name: str = ""
     device: Name = ""
     tflops: Rate = 0.0
     gigabytes: Rate = 0.0
+    shared: Name = ""
     problem: str = ""
     wrong: bool = False
     ends: bool = False
@@ -331,6 +332,15 @@ def quicker(first: Sequence[DeviceSpeed], second: Sequence[DeviceSpeed]) -> list
         if known is None or known.tflops < device.tflops:
             best[device.local_rank] = device
     return list(best.values())
+
+
+def describe_shared(device: str, nodes: int) -> str:
+    """A sentence on a link of that number of nodes whose processes share a device."""
+    who = "the workers of this node" if nodes == 1 else "this node and another one"
+    return (
+        f"warning: node check: {who} share one {device}: NCCL refuses that, so their link is measured with gloo, and "
+        "workers need another backend too"
+    )
 
 
 def describe_slow(devices: Sequence[DeviceSpeed], threshold: float) -> list[str]:

@@ -281,6 +281,13 @@ class TestTasks:
         ]
         assert orders[0]["name"] == "1/1/0/5-5"
 
+    def test_a_link_of_nodes_with_one_gpu_works_and_is_explained_once(self, workspace: Workspace) -> None:
+        workspace.behave("0 link shared fake GPU", "0 link shared fake GPU")
+        links = ((SELF, PEER), (LinkEnd(1, "10.0.0.1", 1, 1), SELF))
+        agent_run = workspace.agent().on(has_computed(), task(1, *links)).on(has_linked(1), FINISHED).run()
+        assert last(agent_run, "link_result") == LinkResults(key(1), (LinkResult(5, 8.0), LinkResult(1, 8.0)))
+        assert agent_run.output.count("this node and another one share one fake GPU: NCCL refuses that") == 1
+
     def test_links_are_tried_one_after_the_other_and_the_slowest_rank_counts(self, workspace: Workspace) -> None:
         own = msgspec.structs.replace(SELF, workers=2)
         wanted = task(1, (own, PEER), (LinkEnd(1, "10.0.0.1", 1, 1), own))
