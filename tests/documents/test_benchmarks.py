@@ -35,6 +35,7 @@ import rendezvous
 import round_store
 import stalls
 import tf_recovery
+import warm_workers
 from core import against, indices, processes, report, series, truth
 from core import run as run_module
 from core.cases import Benchmark, Case, Limits, Turn, result_of, take_turn
@@ -483,14 +484,18 @@ PUBLISHED: list[series.Series[Any]] = [
         one.BENCHMARK.series((), Limits(), report.this_machine)
         for one in (launch, recovery, tf_recovery, check_cost, round_store)
     ),
-    *(one.SERIES for one in (rendezvous, stalls, autoscale, check_decide, node_check, progress_cost, imports)),
+    *(
+        one.SERIES
+        for one in (rendezvous, stalls, autoscale, check_decide, node_check, progress_cost, imports, warm_workers)
+    ),
     ledger.series_of(Storm()),
     checkpoint_pause.series_of(None),
 ]
 
 
 def test_the_benchmarks_are_all_there_are() -> None:
-    programs = {path.stem for path in (ROOT / "benchmarks").glob("*.py")}
+    # The results of the experiments are pages that are written by hand.
+    programs = {path.stem for path in (ROOT / "benchmarks").glob("*.py")} - {"experiments"}
     assert len(PUBLISHED) == len(programs)
     assert {path.with_suffix("") for path in report.RESULTS.rglob("*.json")} == {
         report.RESULTS / one.name for one in PUBLISHED
@@ -1023,3 +1028,15 @@ def test_jobs_that_scale_themselves_are_compared_with_the_best_fixed_size() -> N
     assert [row[4] for row in autoscale.mnist_rows(runs)] == ["1.100", "1.500", "1.000"]
     flat = autoscale.Trial("planted", "flat", "default", 1, 1, 2, 200.0, 3.0, 36.0)
     assert autoscale.planted_rows([flat])[0][-1] == "1.00 %"
+
+
+def test_the_ratio_of_warm_workers_is_that_of_the_medians() -> None:
+    times = {"forkserver": (5.5, 6.0, 50.0), "warm workers": (0.2, 0.1, 3.0)}
+    kept = [
+        series.Kept(warm_workers.Row(way, turn, at), report.this_machine())
+        for way in times
+        for turn, at in enumerate(times[way])
+    ]
+    (table,) = warm_workers.tables(kept)
+    assert [row[1] for row in table.rows] == ["6.00 s", "0.20 s"]
+    assert [row[3] for row in table.rows] == ["-", "30"]
