@@ -206,7 +206,7 @@ $(VENV)/.torch:
 	$(PYTHON) -m venv $(VENV)
 	$(if $(CUDA),,$(BIN)/python scripts/refuse_cuda.py '$(PINNED_TORCH)')
 	$(BIN)/pip $(INSTALL) '$(PINNED_TORCH)'
-	$(BIN)/python -c 'import torch.distributed.run, torch.utils.data'
+	$(BIN)/python -W ignore -c 'import torch.distributed.run, torch.utils.data'
 	@touch $@
 
 $(VENV)/.demo: $(VENV)/.torch pyproject.toml
@@ -247,7 +247,7 @@ $(TF)/.made:
 	$(PYTHON) -m venv $(TF)
 	$(TF)/bin/pip $(INSTALL) '$(TENSORFLOW_NEWEST)'
 	$(TF)/bin/pip $(INSTALL) --no-deps '$(KERAS)'
-	TF_CPP_MIN_LOG_LEVEL=3 $(TF)/bin/python -c 'import tensorflow, tf_keras'
+	TF_CPP_MIN_LOG_LEVEL=3 TF_ENABLE_ONEDNN_OPTS=0 $(TF)/bin/python -W ignore -c 'import tensorflow, tf_keras'
 	@touch $@
 
 .PHONY: tensorflow-newest
@@ -266,7 +266,7 @@ $(TF_215)/.made:
 	@echo "Installing TensorFlow 2.15 into $(TF_215): about 250 MB to download, 1.3 GB on disk."
 	$(PYTHON_215) -m venv $(TF_215)
 	$(TF_215)/bin/pip $(INSTALL) '$(TENSORFLOW_215)'
-	TF_CPP_MIN_LOG_LEVEL=3 $(TF_215)/bin/python -c 'import tensorflow'
+	TF_CPP_MIN_LOG_LEVEL=3 TF_ENABLE_ONEDNN_OPTS=0 $(TF_215)/bin/python -W ignore -c 'import tensorflow'
 	@touch $@
 
 $(VENV)/.benchmark: $(VENV)/.torch pyproject.toml
