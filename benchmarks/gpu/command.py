@@ -22,30 +22,45 @@ from core.report import RESULTS, RUNS
 from core.series import Kept
 
 from gpu import fixtures, hangs, kills, memory, pauses, picture
-from gpu.plan import HANGS, INNOCENTS, KILLS, MEMORY, NO_TIME, PAUSES, Key, Planned, Record, Times, plan_of, steps_of
+from gpu.plan import (
+    HANGS,
+    INNOCENTS,
+    KILLS,
+    MEMORY,
+    NO_TIME,
+    PAUSES,
+    Key,
+    Planned,
+    Record,
+    Steps,
+    Times,
+    plan_of,
+    steps_of,
+)
 from gpu.setting import REHEARSAL, Clock, NoGpu, Setting, open_setting
 from gpu.tables import summary
 
 LIMIT, REHEARSAL_LIMIT = 360.0, 1800.0
 """Seconds that all runs together take at most, on a GPU and on a processor."""
 
-PROCESSORS = 4
+PROCESSORS = 3
 """That a run of two ranks keeps busy. Runs that do not disturb each other share a machine with more."""
 
-CASES: Mapping[str, Sequence[Sequence[str]]] = {
-    KILLS: kills.GROUPS,
-    HANGS: hangs.cases_of(HANGS),
-    PAUSES: pauses.GROUPS,
-    MEMORY: memory.GROUPS,
-    INNOCENTS: hangs.cases_of(INNOCENTS),
-}
+STEPS: Steps = (
+    *([(KILLS, name)] for name in kills.RIVALS),
+    [(HANGS, name) for name in hangs.CASES if name not in hangs.LONG and not hangs.CASES[name].pause[0]],
+    *([(PAUSES, name)] for name in pauses.MEBIBYTES),
+    *([(MEMORY, name)] for name in memory.CASES),
+    [(INNOCENTS if hangs.CASES[name].pause[0] else HANGS, name) for name in hangs.LONG],
+)
+"""What is short and most wanted is done first, as a lent GPU may be gone at any time."""
 
 TIMES: Mapping[str, Times] = {
     KILLS: (80.0, 30.0),
-    HANGS: (80.0, 35.0),
+    HANGS: (140.0, 35.0),
     PAUSES: (80.0, 25.0),
     MEMORY: (60.0, 25.0),
-    INNOCENTS: (120.0, 50.0),
+    INNOCENTS: (140.0, 50.0),
 }
 """Of a run of each part: its limit, and the seconds with which it is begun at the least."""
 
@@ -157,7 +172,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--recorded", type=Path, help="folder of raw outputs (default: recorded, beside the results)")
     options = parser.parse_args(arguments)
     try:
-        plan = plan_of(CASES, TIMES, options.only, options.repetitions)
+        plan = plan_of(STEPS, TIMES, options.only, options.repetitions)
         files = Files(options.output, options.recorded, options.rehearse, plan)
         kept = files.read(options.fresh)
     except ValueError as error:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from stalls import EVERY_RANK, PRINTED, stalls_in, wait_for_event
 
 from gpu import fixtures
 from gpu.jobs import open_job
-from gpu.plan import HANGS, INNOCENTS, Key, Record
+from gpu.plan import INNOCENTS, Key, Record
 from gpu.setting import Clock, Setting
 
 RANKS, GUILTY = 2, 1
@@ -28,8 +27,8 @@ RANKS, GUILTY = 2, 1
 TRAINING = 4.0
 """Seconds of training before a fault."""
 
-REPORT_LIMIT = 30.0
-"""Seconds after which a hang that was not reported counts as one that never will."""
+ALL_WAIT = 95.0
+"""The limit where all ranks wait for the device: the launcher reports that after 75 s, as they may compute."""
 
 WAIT = 600.0
 """Seconds of other waits, which the limit of the run cuts short."""
@@ -43,30 +42,30 @@ OPTIMIZER = "optimizer"
 @dataclass(frozen=True)
 class Case:
     """A fault of `stalls.py` under another name, and the flags of the job. `pause` is the seconds of an innocent one on
-    a GPU, and in a rehearsal."""
+    a GPU, and in a rehearsal, and `limit` the seconds after which a hang that was not reported counts as one that never
+    will be."""
 
     fault: str
     title: str
     options: tuple[str, ...] = ()
     pause: tuple[float, float] = (0.0, 0.0)
+    limit: float = 30.0
 
 
 CASES = {
     "sleep": Case("sleep", "sleeps in its data"),
     "stop": Case("stopped", "stopped by SIGSTOP"),
-    "kernel": Case("endless-kernel", "a kernel that never ends"),
+    "kernel": Case("endless-kernel", "a kernel that never ends", limit=ALL_WAIT),
     OPTIMIZER: Case("sleep", "sleeps, with --progress=optimizer", ("--progress=optimizer",)),
-    "left": Case("left", "has left the loop, waits in a barrier"),
+    "left": Case("left", "has left the loop, waits in a barrier", limit=ALL_WAIT),
     "long-kernel": Case("kernel", "a kernel of 40 s in all ranks", pause=(40.0, 8.0)),
     "compile": Case("compilation", "torch.compile in one rank", pause=(15.0, 8.0)),
     "checkpoint": Case("checkpoint-barrier", "one rank writes a checkpoint, the other waits", pause=(15.0, 8.0)),
 }
 
-HANG_GROUPS = (("sleep", "left"), ("stop", OPTIMIZER), ("kernel",))
-"""Together: two jobs at most, without a kernel of their own that is long. A rank that waits keeps the GPU busy, and the
-driver shares the time of the GPU among the processes, so a third job would slow down the training before the fault."""
-
-INNOCENT_GROUPS = (("compile", "checkpoint"), ("long-kernel",))
+LONG = ("left", "kernel", "long-kernel", "compile", "checkpoint")
+"""The cases whose report comes after 75 s or not at all. A rank that waits keeps the GPU busy, and the driver shares
+the time of the GPU among the processes, so the others are not done beside them."""
 
 
 def pause_of(case: Case, setting: Setting) -> float:
@@ -105,7 +104,7 @@ def run_case(key: Key, setting: Setting, clock: Clock, recorded: Path) -> Record
             run.settle(clock.left(AFTERWARDS))
             fault_at = float("inf")
         else:
-            found = run.wait_output(PRINTED, clock.left(setting.patience(REPORT_LIMIT)), after=printed)
+            found = run.wait_output(PRINTED, clock.left(setting.patience(case.limit)), after=printed)
             awaited = view.awaited(GUILTY)
             if found:
                 wait_for_event(run, journal, fault_at)
@@ -148,8 +147,3 @@ def record_of(key: Key, device: str, trial: Trial, took: float = 0.0) -> Record:
 
 def _right(right: bool) -> str:
     return "yes" if right else "no"
-
-
-def cases_of(part: str) -> Sequence[Sequence[str]]:
-    """The cases of the part, those together that may run at the same time."""
-    return {HANGS: HANG_GROUPS, INNOCENTS: INNOCENT_GROUPS}[part]

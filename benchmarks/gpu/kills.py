@@ -77,8 +77,6 @@ RIVALS = {
     "spawn": Rival(SPAWN),
     "torchrun": Rival(TORCHRUN),
 }
-GROUPS = tuple((name,) for name in RIVALS)
-"""One after the other: they would take each other's processors."""
 
 
 def run_case(key: Key, setting: Setting, clock: Clock, recorded: Path) -> Record:

@@ -20,8 +20,6 @@ from gpu.plan import Key, Record
 from gpu.setting import Clock, Setting
 
 CASES = ("forkserver", "torchrun")
-GROUPS = tuple((name,) for name in CASES)
-
 LOADERS = 2
 SETTLE = 1.0
 LINGER = 4.0

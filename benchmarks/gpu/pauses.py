@@ -17,8 +17,6 @@ from gpu.setting import Clock, Setting
 MEBIBYTES = {"1 GiB": (1024, 32), "4 GiB": (4096, 64)}
 """The size of the state by the case, on a GPU and in a rehearsal."""
 
-GROUPS = tuple((name,) for name in MEBIBYTES)
-
 TIMES, PER_GIB = 2.0, 0.02
 """A save may stop the loop for twice the time of the copy, and 20 ms for each GiB."""
 

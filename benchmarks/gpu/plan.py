@@ -10,7 +10,7 @@ from typing import NamedTuple
 from core.series import Kept
 
 KILLS, HANGS, PAUSES, MEMORY, INNOCENTS = PARTS = ("kills", "hangs", "pauses", "memory", "innocents")
-"""In the order of a run: what is short and most wanted is done first, as a lent GPU may be gone at any time."""
+"""In the order of the tables."""
 
 NO_TIME = "did not fit into the limit"
 
@@ -65,30 +65,23 @@ def steps_of(plan: Sequence[Planned]) -> Iterator[list[Planned]]:
         yield list(group)
 
 
-def plan_of(
-    cases: Mapping[str, Sequence[Sequence[str]]],
-    times: Mapping[str, Times],
-    only: Sequence[str] = (),
-    repetitions: int = 1,
-) -> list[Planned]:
-    """The runs of the parts and cases that are wanted. `cases` has those of each part, those together that may run at
-    the same time; `only` names parts or cases, as `hangs` or `hangs/sleep`, empty for all. Raises ValueError for an
-    unknown name."""
-    known = {*cases, *(f"{part}/{case}" for part, groups in cases.items() for group in groups for case in group)}
+Steps = Sequence[Sequence[tuple[str, str]]]
+"""The part and the case of each run, those together that may be done at the same time."""
+
+
+def plan_of(steps: Steps, times: Mapping[str, Times], only: Sequence[str] = (), repetitions: int = 1) -> list[Planned]:
+    """The runs of the parts and cases that are wanted. `only` names parts or cases, as `hangs` or `hangs/sleep`, empty
+    for all. Raises ValueError for an unknown name."""
+    known = {name for step in steps for part, case in step for name in (part, f"{part}/{case}")}
     if unknown := [name for name in only if name not in known]:
         raise ValueError(f"no part or case is named {unknown[0]}")
-    found: list[Planned] = []
-    step = 0
-    for turn in range(1, repetitions + 1):
-        for part in PARTS:
-            for group in cases.get(part, ()):
-                step += 1
-                found += [
-                    Planned(Key(part, case, turn), *times[part], step)
-                    for case in group
-                    if not only or part in only or f"{part}/{case}" in only
-                ]
-    return found
+    return [
+        Planned(Key(part, case, turn), *times[part], turn * len(steps) + number)
+        for turn in range(1, repetitions + 1)
+        for number, step in enumerate(steps)
+        for part, case in step
+        if not only or part in only or f"{part}/{case}" in only
+    ]
 
 
 def newest(kept: Sequence[Kept[Record]], plan: Sequence[Planned]) -> list[Record]:

@@ -58,7 +58,7 @@ class Setting:
 
     def patience(self, limit: float) -> float:
         """The limit of a wait. A rehearsal may run on a busy machine, and its times say nothing."""
-        return limit * (5.0 if self.rehearsal else 1.0)
+        return limit * (3.0 if self.rehearsal else 1.0)
 
     def scaled(self, on_gpu: float, in_rehearsal: float) -> float:
         """A size or a time, which in a rehearsal is smaller."""

@@ -97,18 +97,18 @@ def test_what_the_survivor_did_before_a_newcomer_is_no_phase_of_its_own() -> Non
     assert found.phases == pytest.approx([0.5, 0.0, 0.25, 0.25, 1.0])
 
 
-CASES = {KILLS: [["a"], ["b"]], HANGS: [["c", "d"], ["e"]], INNOCENTS: [["f"]]}
-TIMES = dict.fromkeys(CASES, (80.0, 30.0))
+STEPS = ([(KILLS, "a")], [(KILLS, "b")], [(HANGS, "c"), (HANGS, "d")], [(HANGS, "e"), (INNOCENTS, "f")])
+TIMES = dict.fromkeys((KILLS, HANGS, INNOCENTS), (80.0, 30.0))
 
 
 def test_runs_that_do_not_disturb_each_other_are_one_step() -> None:
-    plan = plan_of(CASES, TIMES)
-    assert [[one.key.case for one in step] for step in steps_of(plan)] == [["a"], ["b"], ["c", "d"], ["e"], ["f"]]
+    plan = plan_of(STEPS, TIMES)
+    assert [[one.key.case for one in step] for step in steps_of(plan)] == [["a"], ["b"], ["c", "d"], ["e", "f"]]
     assert {one.limit for one in plan} == {80.0}
 
 
 def test_a_part_or_a_case_is_chosen_and_repeated() -> None:
-    plan = plan_of(CASES, TIMES, ["hangs/d", "kills"], 2)
+    plan = plan_of(STEPS, TIMES, ["hangs/d", "kills"], 2)
     assert [one.key for one in plan] == [
         Key(KILLS, "a", 1),
         Key(KILLS, "b", 1),
@@ -118,11 +118,11 @@ def test_a_part_or_a_case_is_chosen_and_repeated() -> None:
         Key(HANGS, "d", 2),
     ]
     with pytest.raises(ValueError, match="hangs/a"):
-        plan_of(CASES, TIMES, ["hangs/a"])
+        plan_of(STEPS, TIMES, ["hangs/a"])
 
 
 def test_what_was_planned_and_has_no_record_did_not_fit() -> None:
-    plan = plan_of(CASES, TIMES)
+    plan = plan_of(STEPS, TIMES)
     kept = [Kept(Record(Key(HANGS, "d", 1), GPU), MACHINE), Kept(Record(Key(KILLS, "b", 1), GPU, lost="x"), MACHINE)]
     found = newest(kept, plan)
     assert [one.key.case for one in found] == ["a", "b", "c", "d", "e", "f"]
@@ -254,8 +254,14 @@ def test_a_worker_that_starts_before_the_memory_is_free_is_early() -> None:
 
 
 def test_each_part_has_cases_times_a_runner_and_a_table() -> None:
-    assert {*PARTS} == {*command.CASES} == {*command.TIMES} == {*command.RUNNERS} == {*tables.SECTIONS}
-    every = tables.tables([killed("spawn", 9.0)], plan_of(command.CASES, command.TIMES))
+    assert (
+        {*PARTS}
+        == {part for step in command.STEPS for part, _ in step}
+        == {*command.TIMES}
+        == {*command.RUNNERS}
+        == {*tables.SECTIONS}
+    )
+    every = tables.tables([killed("spawn", 9.0)], plan_of(command.STEPS, command.TIMES))
     assert {one.name for one in every} == {*PARTS}
     for one in every:
         assert {len(cells) for cells in one.rows} == {len(one.head)}, one.name
@@ -264,13 +270,14 @@ def test_each_part_has_cases_times_a_runner_and_a_table() -> None:
 
 
 def test_each_case_is_one_of_the_worker_and_each_phase_is_reported() -> None:
-    for part in (HANGS, INNOCENTS):
-        for case in (case for group in hangs.cases_of(part) for case in group):
-            fault = kinds.BY_NAME[hangs.CASES[case].fault]
-            assert fault.outside is None
-            assert not fault.cuts
-            assert fault.innocent == (part == INNOCENTS)
-            assert kinds.DEVICE in fault.shapes
+    planned = [(part, case) for step in command.STEPS for part, case in step if part in (HANGS, INNOCENTS)]
+    assert sorted(case for _, case in planned) == sorted(hangs.CASES)
+    for part, case in planned:
+        fault = kinds.BY_NAME[hangs.CASES[case].fault]
+        assert fault.outside is None
+        assert not fault.cuts
+        assert fault.innocent == (part == INNOCENTS)
+        assert kinds.DEVICE in fault.shapes
     for script in ("gpu_steps.py", "gpu_surviving.py"):
         text = (ROOT / "benchmarks/workers" / script).read_text()
         assert all(f'report("{phase}"' in text for phase in PHASES), script
