@@ -246,6 +246,7 @@ class Agent:
             own.watch_problem,
             self._adapter.ended,
             own.use,
+            own.awaited,
         )
         if self._follow_phases(is_news) or is_news:
             self._wake.set()

@@ -34,11 +34,12 @@ def hang_headline(nodes: Sequence[HangingNode], noun: str) -> str:
     named = ", ".join(f"{task.name} on {node}{_cause(task)}" for node, task in culprits[:MAX_IN_HEADLINE])
     more = len(culprits) - MAX_IN_HEADLINE
     waiting = stalled - len(culprits)
+    awaited = next((f" in {node.progress.awaited}" for node in nodes if node.progress.awaited), "")
     return "".join(
         (
             f"{counted(len(culprits), noun)} {'hangs' if len(culprits) == 1 else 'hang'}: {named}",
             f" and {more} more" if more > 0 else "",
-            f"; {counted(waiting, noun)} {'waits' if waiting == 1 else 'wait'} for it" if waiting else "",
+            f"; {counted(waiting, noun)} {'waits' if waiting == 1 else 'wait'} for it{awaited}" if waiting else "",
         )
     )
 

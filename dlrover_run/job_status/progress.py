@@ -21,7 +21,8 @@ class NodeProgress(msgspec.Struct, frozen=True, kw_only=True):
     """The progress of one node, as a status shows it. `steps` and `step_seconds` are those of the task with the fewest
     steps, `data_wait` is the longest of any task, and `idle` the seconds since the last step of any; None where it is
     not known, and a task that makes no progress has no pace. `stalled` names the tasks that make no progress, and
-    `hangs` those of them that do not only wait for another one."""
+    `hangs` those of them that do not only wait for another one; these wait in the operation `awaited`, if that is
+    known."""
 
     steps: int
     step_seconds: float | None = None
@@ -29,6 +30,7 @@ class NodeProgress(msgspec.Struct, frozen=True, kw_only=True):
     idle: float | None = None
     stalled: tuple[str, ...] = ()
     hangs: tuple[HangingTask, ...] = ()
+    awaited: str = ""
 
 
 def job_times(received: Iterable[tuple[PhaseTimes, float]]) -> tuple[dict[str, float], dict[str, int]]:
@@ -45,9 +47,9 @@ def job_times(received: Iterable[tuple[PhaseTimes, float]]) -> tuple[dict[str, f
     return {phase: round(spent, 3) for phase, spent in seconds.items()}, dict(places)
 
 
-def node_progress(tasks: Sequence[TaskActivity], age: float | None) -> NodeProgress | None:
+def node_progress(tasks: Sequence[TaskActivity], age: float | None, awaited: str = "") -> NodeProgress | None:
     """The progress of a node whose tasks have reported this `age` seconds ago, None if that is not known; None without
-    a task."""
+    a task. `awaited` is that of its activity."""
     if not tasks:
         return None
     slowest = min(tasks, key=lambda task: task.steps)
@@ -60,4 +62,5 @@ def node_progress(tasks: Sequence[TaskActivity], age: float | None) -> NodeProgr
         idle=round(min(stepped) + age, 3) if stepped and age is not None else None,
         stalled=tuple(task.name for task in tasks if task.stalled),
         hangs=tuple(HangingTask(task.name, task.stalled) for task in tasks if task.stalled not in ("", WAITS)),
+        awaited=awaited if any(task.stalled for task in tasks) else "",
     )

@@ -296,7 +296,8 @@ def _progress(view: JobView, key: NodeKey) -> NodeProgress | None:
     known = view.activities.get(key)
     if known is None:
         return None
-    return node_progress(known.activity.tasks, max(0.0, view.now - known.at) if view.aged else None)
+    age = max(0.0, view.now - known.at) if view.aged else None
+    return node_progress(known.activity.tasks, age, known.activity.awaited)
 
 
 def _hanging(nodes: Sequence[NodeStatus]) -> list[HangingNode]:

@@ -63,9 +63,11 @@ class ActivityReport:
         watch_problem: str = "",
         ended: Sequence[str] = (),
         use: NodeUse | None = None,
+        awaited: str = "",
     ) -> bool:
         """Take what the tasks do, the codes of those that are stalled, what their checkpoints take in memory, why
-        none of them is looked at, if so, which have ended, and what they use; whether `current` has changed."""
+        none of them is looked at, if so, which have ended, what they use, and the operation in which stalled ones wait;
+        whether `current` has changed."""
         if now - self._reported_at < MIN_INTERVAL:
             return False
         names = list(dict.fromkeys([*activities, *stalled]))[:MAX_TASKS]
@@ -75,7 +77,7 @@ class ActivityReport:
         found = None
         if has_any:
             use = None if use is None else rounded(use)
-            found = NodeActivity(tasks, memory, watch_problem=watch_problem, ended=gone, use=use)
+            found = NodeActivity(tasks, memory, watch_problem=watch_problem, awaited=awaited, ended=gone, use=use)
         before = self.current
         is_news = before is None or found is None or _means_more(before, found)
         is_old = now - self._reported_at >= self._refresh
@@ -120,7 +122,7 @@ def _means_more(before: NodeActivity, now: NodeActivity) -> bool:
         return True
     if (before.use is None) != (now.use is None):
         return True
-    if (before.watch_problem, before.ended) != (now.watch_problem, now.ended):
+    if (before.watch_problem, before.awaited, before.ended) != (now.watch_problem, now.awaited, now.ended):
         return True
     return any(_differs(one, other) for one, other in zip(before.tasks, now.tasks, strict=True))
 

@@ -32,6 +32,13 @@ StallCode = Annotated[str, Meta(pattern=r"\A[a-z0-9_.]{0,64}\Z")]
 WatchProblem = Annotated[str, Meta(max_length=200, pattern=r"\A[^\x00-\x1f\x7f]*\Z")]
 
 
+MAX_AWAITED = 160
+"""Characters of the name of an operation."""
+
+
+Awaited = Annotated[str, Meta(max_length=MAX_AWAITED, pattern=r"\A[^\x00-\x1f\x7f]*\Z")]
+
+
 WAITS = "stall.waits"
 """The code of a task that makes no progress because of another one."""
 
@@ -75,12 +82,14 @@ class PhaseTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class NodeActivity(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """What the tasks of one node do. `memory` is what their checkpoints take, None if none was held in memory, and
     `times` where their time went, None if that is not known yet. `watch_problem` says why hangs are not looked for,
-    empty if they are, or are not to be. `ended` names tasks that have ended while others run, and `use` is what those
-    that run take of processors, memory and devices, None before that was sampled."""
+    empty if they are, or are not to be. `awaited` is the operation in which tasks that make no progress wait for
+    another one, empty if that is not known. `ended` names tasks that have ended while others run, and `use` is what
+    those that run take of processors, memory and devices, None before that was sampled."""
 
     tasks: Annotated[tuple[TaskActivity, ...], Meta(max_length=MAX_TASKS)]
     memory: MemoryUse | None = None
     times: PhaseTimes | None = None
     watch_problem: WatchProblem = ""
+    awaited: Awaited = ""
     ended: Annotated[tuple[Name, ...], Meta(max_length=MAX_TASKS)] = ()
     use: NodeUse | None = None

@@ -79,6 +79,13 @@ class TestWhenItIsReported:
         assert report.take({}, {"rank 3": "stall.stopped"}, 100.0)
         assert report.current == NodeActivity((TaskActivity("rank 3", stalled="stall.stopped"),))
 
+    def test_the_operation_in_which_stalled_tasks_wait_is_news(self) -> None:
+        report = ActivityReport(REFRESH)
+        for at, awaited in ((100.0, "all_reduce 3"), (102.0, "all_reduce 4")):
+            assert report.take({}, {"rank 3": "stall.stopped"}, at, awaited=awaited)
+            assert report.current is not None
+            assert report.current.awaited == awaited
+
     def test_the_share_of_waiting_is_that_since_the_last_report(self) -> None:
         report = ActivityReport(REFRESH)
         report.take(activities(10, 100.0, waited=40.0), {}, 100.0)

@@ -48,7 +48,8 @@ class Hangs(WorkersFeature):
 
     def add_to_activity(self, activity: NodeActivity) -> NodeActivity:
         problem = "" if self._health is None else self._health.problem
-        return replace(activity, watch_problem=problem) if problem else activity
+        awaited = "" if self._watch is None else self._watch.awaited
+        return replace(activity, watch_problem=problem, awaited=awaited) if problem or awaited else activity
 
     def environment(self, key: RoundKey, local_rank: int) -> Mapping[str, str]:
         return {**self._ras.variables, **self._recorder_variables()}

@@ -79,14 +79,14 @@ def watch_round(
     def keep_rhythm() -> None:
         pauses.rhythm = detectors.pauses
 
-    watch = RoundWatch(workers, stall_watch, diagnosis, stragglers, keep_rhythm)
+    watch = RoundWatch(workers, stall_watch, diagnosis, stragglers, keep_rhythm, lambda: response.awaited)
     watch.begin(tick)
     return watch
 
 
 class RoundWatch:
     """The watch of one round: for stalls, and for stragglers if there are others to wait for them. `on_close` is called
-    when it ends, after the end of the round or with the first failure."""
+    when it ends, after the end of the round or with the first failure. `awaited` is that of the response."""
 
     def __init__(
         self,
@@ -95,17 +95,24 @@ class RoundWatch:
         diagnosis: Diagnosis,
         stragglers: RoundStragglers | None = None,
         on_close: Callable[[], None] = lambda: None,
+        awaited: Callable[[], str] = lambda: "",
     ) -> None:
         self._workers = workers
         self._watch = watch
         self._diagnosis = diagnosis
         self._stragglers = stragglers
         self._on_close = on_close
+        self._awaited = awaited
         self._consumer: Consumer | None = None
 
     def begin(self, tick: Tick) -> None:
         """Begin to watch, with the next sample of the workers."""
         self._consumer = tick.add("hangs", lambda sample: self._watch.take())
+
+    @property
+    def awaited(self) -> str:
+        """The operation in which workers wait that make no progress; empty if they make some, or it is not known."""
+        return self._awaited()
 
     def note_end(self, worker: Worker) -> None:
         """A worker has ended. After a failure, or when workers are stopped, the others only wait for their own end."""

@@ -13,7 +13,7 @@ from dlrover_run.features.hangs.collectives.evidence import Evidence
 from dlrover_run.features.hangs.collectives.text import position_lines
 from dlrover_run.features.hangs.node.kept_evidence import keep_evidence
 from dlrover_run.features.hangs.node.stall_report import StallReport, show_stacks
-from dlrover_run.features.hangs.search.codes import shown_code
+from dlrover_run.features.hangs.search.codes import awaited_operation, shown_code
 from dlrover_run.features.hangs.search.detector import Resumed
 from dlrover_run.features.hangs.settings import StallAction
 from dlrover_run.words.text import format_ranks
@@ -22,7 +22,8 @@ from dlrover_run.workers.round import WorkerRound
 
 class StallResponse:
     """The response to the stalls of one round. Each action includes those before it: report, dump, restart. `evidence`
-    returns what was read last of the collectives."""
+    returns what was read last of the collectives. `awaited` is the operation in which workers wait for the guilty ones
+    of the present stall, empty if that is not known."""
 
     def __init__(
         self,
@@ -35,6 +36,7 @@ class StallResponse:
         self._action = action
         self._services = services
         self._evidence = evidence
+        self.awaited = ""
 
     def on_stall(self, report: StallReport) -> None:
         """Report a stall, and carry out the action. Workers that are being stopped have their own timeout."""
@@ -45,6 +47,7 @@ class StallResponse:
         # While others train nothing was asked.
         evidence = Evidence() if report.is_alone else self._evidence()
         code = shown_code(report.reasons)
+        self.awaited = awaited_operation(report.reasons)
         stalled = [
             worker
             for worker in self._workers.group.running
@@ -112,6 +115,7 @@ class StallResponse:
         if resumed.alone and not ranks:
             return
         self._workers.stalled = {rank: code for rank, code in before.items() if resumed.alone and rank not in ranks}
+        self.awaited = ""
         for worker in self._workers.group.running:
             if not resumed.alone or worker.spec.rank in ranks:
                 self._services.events.emit(

@@ -79,7 +79,7 @@ def lag_reasons(lag: Lag, suspects: Sequence[Suspect]) -> Reasons:
             # Eight parameters at most.
             del shown["size"], theirs["own_size"]
             why = code(**theirs, **shown, waiting=format_ranks(lag.waiting), ranks=format_ranks(lag.ranks))
-    return (why, *_what_it_does(lag.ranks, suspects))
+    return (why, *_what_it_does(lag.ranks, suspects, alone=guilty_ranks(lag) == lag.ranks))
 
 
 def awaited_reason(lag: Lag) -> Reason:
@@ -118,13 +118,13 @@ def _size(operation: Operation) -> str:
     return f" ({format_bytes(operation.bytes)})" if operation.bytes else ""
 
 
-def _what_it_does(ranks: Sequence[int], suspects: Sequence[Suspect]) -> Reasons:
-    """What the first of these ranks does whose line is known, and where."""
+def _what_it_does(ranks: Sequence[int], suspects: Sequence[Suspect], alone: bool) -> Reasons:
+    """What the first of these ranks does whose line is known, and where. `alone`: no other rank is named."""
     known = {one.rank: one for one in suspects}
     one = next((known[rank] for rank in ranks if rank in known and known[rank].user_line is not None), None)
     if one is None or one.user_line is None:
         return ()
-    who = "it" if len(ranks) == 1 else f"rank {one.rank}"
+    who = "it" if len(ranks) == 1 and alone else f"rank {one.rank}"
     return (_doing(one)(who=who), GuiltCode.SPOT(**one.user_line._asdict()))
 
 

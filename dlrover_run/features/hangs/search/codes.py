@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from dlrover_run.coordination.records.activity import MAX_AWAITED
 from dlrover_run.words.reasons import Reason, ReasonCode, register
 
 
@@ -52,7 +53,9 @@ class GuiltCode(ReasonCode):
     SAME_OPERATION = "all have entered {operation} {number:,}{size}"
     NONE_BEHIND = "no rank is behind: each has launched up to {operation} {number:,} of {group}"
     LAGS = "has not entered an operation in which others wait"
-    """NEVER_ENTERED and its like where there is no place for a sentence."""
+    DIFFERS = "waits in another operation than others"
+    HIDES = "does not show where it is"
+    """Each of the last three stands for a code with parameters where there is no place for a sentence."""
     DOES_STOPPED = "{who} is stopped by a signal"
     DOES_BLOCKED = "{who} waits for a disk or a device"
     DOES_CHILD_LOST = "{who} waits for a child that is stopped or dead"
@@ -71,8 +74,33 @@ class GuiltCode(ReasonCode):
 register(GuiltCode, "stall.")
 
 
+_AWAITED = frozenset(
+    one.code for one in (GuiltCode.NEVER_ENTERED, GuiltCode.OTHER_OPERATION, GuiltCode.SHOWS_NOTHING, GuiltCode.AWAITED)
+)
+
+
+_SHORT = {
+    GuiltCode.NEVER_ENTERED.code: GuiltCode.LAGS.code,
+    GuiltCode.SHOWS_NOTHING.code: GuiltCode.HIDES.code,
+    GuiltCode.OTHER_OPERATION.code: GuiltCode.DIFFERS.code,
+    GuiltCode.OPERATIONS_DIFFER.code: GuiltCode.DIFFERS.code,
+    GuiltCode.EACH_OTHER.code: GuiltCode.DIFFERS.code,
+}
+
+
+def awaited_operation(reasons: Sequence[Reason]) -> str:
+    """The operation in which workers wait for those that these reasons are about, for people; empty if it is not
+    known."""
+    params = next((one.params for one in reasons if one.code in _AWAITED), {})
+    number = params.get("number")
+    shown = f"{params.get('operation')} {number:,} of {params.get('group')}" if isinstance(number, int) else ""
+    # It comes from another node too, and goes into the report of this one.
+    return "".join(letter if letter.isprintable() else "?" for letter in shown)[:MAX_AWAITED]
+
+
 def shown_code(reasons: Sequence[Reason]) -> str:
     """The code of these reasons for a place that has room for a few words: one without parameters."""
     if not reasons:
         return ""
-    return GuiltCode.LAGS.code if reasons[0].params else reasons[0].code
+    code = reasons[0].code
+    return _SHORT.get(code, GuiltCode.LAGS.code if reasons[0].params else code)

@@ -298,6 +298,7 @@ def _progress(node: NodeStatus, here: Sequence[TaskProgress]) -> NodeProgress | 
         idle=min(task.idle for task in here),
         stalled=stalled,
         hangs=() if reported is None else reported.hangs,
+        awaited="" if reported is None else reported.awaited,
     )
 
 

@@ -106,6 +106,8 @@ def test_a_mismatch_names_both_sides() -> None:
     text = render(found.reasons)
     assert "rank 0 in all_reduce 4,812" in text
     assert "rank 3 in all_gather 4,812" in text
+    assert text.endswith("; rank 3 waits for its device, or computes in one call, at train.py:64 in <module>")
+    assert shown_code(found.reasons) == GuiltCode.DIFFERS.code
 
 
 def test_ranks_that_wait_for_each_other_in_two_groups() -> None:

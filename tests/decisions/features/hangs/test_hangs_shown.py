@@ -26,12 +26,13 @@ from dlrover_run.job_status.status import (
 )
 
 STOPPED = GuiltCode.STOPPED.code
+OPERATION = "all_reduce 4,812 of the default group"
 
 
-def hanging(*codes: str) -> NodeProgress:
+def hanging(*codes: str, awaited: str = "") -> NodeProgress:
     """The progress of a node whose ranks from 0 on have these codes; the empty one makes progress."""
     tasks = [TaskActivity(f"rank {rank}", 7, 0.5, stalled=code) for rank, code in enumerate(codes)]
-    found = node_progress(tasks, 0.0)
+    found = node_progress(tasks, 0.0, awaited)
     assert found is not None
     return found
 
@@ -58,6 +59,10 @@ def test_the_headlines_and_reasons_are_those_of_the_golden_file() -> None:
         "no worker hangs": [hanging("", "")],
         "one worker hangs": [hanging("", ""), hanging(STOPPED)],
         "others wait for it": [hanging(WAITS, WAITS), hanging(GuiltCode.LOCKED.code)],
+        "the operation in which they wait is known": [
+            hanging(WAITS, awaited=OPERATION),
+            hanging(GuiltCode.LAGS.code, awaited=OPERATION),
+        ],
         "it is not known for which they wait": [hanging(WAITS, WAITS)],
         "a code of a later version": [hanging("later.version")],
         "five workers hang": [hanging(*[STOPPED] * 5)],
@@ -120,6 +125,10 @@ def test_top_shows_how_many_nodes_are_left_out_and_scrolls() -> None:
     assert [line.text for line in window(status, 60, 5).lines[:-1]] == render_status(
         job(*[hanging("")] * 39, hanging(STOPPED))
     ).split("\n")
+
+
+def test_workers_that_make_progress_wait_in_no_operation() -> None:
+    assert hanging("", awaited=OPERATION).awaited == ""
 
 
 def test_the_code_of_a_hang_travels_with_the_status() -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace as replace_report
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
-from dlrover_run.coordination.records.activity import WAITS
+from dlrover_run.coordination.records.activity import WAITS, NodeActivity
 from dlrover_run.events.records import Event, Events, WorkerResumed, WorkerStalled
 from dlrover_run.failures.causes import Cause, cause_of, describe_exit
 from dlrover_run.failures.worker_exit import WorkerExit
@@ -160,3 +162,20 @@ def test_a_restart_kills_workers_on_their_own_node_only(guilty: tuple[int, ...],
     assert [line.startswith(says) for line in lines if "killed" in line] == [True] * len(killed)
     named = ["as it made no progress" in why for why in workers.reasons]
     assert named == [rank in guilty for rank in killed], "a worker is blamed only if the evidence names it"
+
+
+def test_the_operation_in_which_workers_wait_is_known_until_they_go_on() -> None:
+    services = services_of([], Kept())
+    response = StallResponse(Round(), "report", services)  # type: ignore[arg-type]
+    never = GuiltCode.NEVER_ENTERED(operation="all_reduce", number=4812, group="the default group", size="", waiting=1)
+    response.on_stall(replace_report(report(5), reasons=(never,)))
+    assert response.awaited == "all_reduce 4,812 of the default group"
+    response.on_resume(Resumed(5.0, (4, 5)))
+    assert response.awaited == ""
+    even = GuiltCode.NONE_BEHIND(operation="all_reduce", number=4812, group="the default group")
+    response.on_stall(replace_report(report(5), reasons=(GuiltCode.OTHER_WAIT(), even)))
+    assert response.awaited == "", "nothing says that they wait in it"
+    long = GuiltCode.AWAITED(operation="\n" * 300, number=10**15, group="g" * 300, size="", waiting=1)
+    response.on_stall(replace_report(report(5), reasons=(GuiltCode.STOPPED(), long)))
+    sent = NodeActivity((), awaited=response.awaited)
+    assert msgspec.json.decode(msgspec.json.encode(sent), type=NodeActivity) == sent
