@@ -44,6 +44,7 @@ class WhyCode(ReasonCode):
     WAITED = "{host} waited up to the first round, because:"
 
     STALLED = "{name} on {host} has made no progress since {at:clock}"
+    HAD_STALLED = "before that {name} on {host} had made no progress since {at:clock}"
     JOB_FAILED = "the job failed at {at:clock}:"
     JOB_STOPPED = "the job ended at {at:clock}:"
     JOB_SUCCEEDED = "the job succeeded at {at:clock}, after {number:#restart}"

@@ -6,7 +6,7 @@ import enum
 import itertools
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from dlrover_run.events.ledger import PlaceTimes, agent_times, build_ledger, is_spare
 from dlrover_run.events.reader import AgentLog, merged
@@ -71,7 +71,7 @@ def _now(logs: Sequence[AgentLog]) -> list[Reasons]:
     entries = list(merged(logs))
     end = next((entry.event for entry in reversed(entries) if isinstance(entry.event, JobEnded)), None)
     if end is not None:
-        return _job_end(logs, end)
+        return [*_job_end(logs, end), *_stalls_before(logs)]
     if logs and all(log.ended is not None for log in logs):
         return [
             (
@@ -80,7 +80,7 @@ def _now(logs: Sequence[AgentLog]) -> list[Reasons]:
             )
             for entry in entries
             if isinstance(last := entry.event, AgentEnded)
-        ]
+        ] + _stalls_before(logs)
     waiting = [
         (log.opened.host, state) for log in logs if log.ended is None and isinstance(state := _state(log), NodeWaiting)
     ]
@@ -125,21 +125,44 @@ def _state(log: AgentLog) -> RoundFormed | NodeWaiting | None:
 
 def _stalls(logs: Sequence[AgentLog]) -> list[Reasons]:
     """The workers that make no progress at the end of the log, those first that keep the others waiting."""
+    return [
+        (WhyCode.STALLED(name=event.name, host=host, at=clock_text(_since(event))), *event.reasons)
+        for event, host in _stalled(logs, ended=False)
+    ]
+
+
+def _stalls_before(logs: Sequence[AgentLog]) -> list[Reasons]:
+    """The workers for which the others waited when the job ended, as it was stopped or one that waited gave up."""
+    found = _stalled(logs, ended=True)
+    guilty = [each for each in found if each[0].guilty]
+    return [
+        (WhyCode.HAD_STALLED(name=event.name, host=host, at=clock_text(_since(event))), *event.reasons)
+        for event, host in guilty or found[:1]
+    ]
+
+
+def _since(event: WorkerStalled) -> datetime:
+    return event.time - timedelta(seconds=max(0.0, event.mono - event.since))
+
+
+def _stalled(logs: Sequence[AgentLog], *, ended: bool) -> list[tuple[WorkerStalled, str]]:
+    """The workers that make no progress at the end of the log, and their hosts; with `ended` those that made none when
+    their launcher ended or stopped them."""
     found: dict[tuple[int, int], tuple[WorkerStalled, str]] = {}
     for place, log in enumerate(logs):
         for event in log.events:
             match event:
                 case WorkerStalled():
                     found[place, event.local_rank] = event, log.opened.host
+                case WorkerExited(stopped_with=stopped_with) if ended and stopped_with:
+                    pass
                 case WorkerResumed() | WorkerExited():
                     found.pop((place, event.local_rank), None)
+                case RoundClosed() | JobEnded() | AgentEnded() if ended:
+                    pass
                 case RoundFormed() | RoundClosed() | JobEnded() | AgentEnded():
                     found = {key: value for key, value in found.items() if key[0] != place}
-    ordered = sorted(found.values(), key=lambda each: (not each[0].guilty, each[0].since, each[0].rank))
-    return [
-        (WhyCode.STALLED(name=event.name, host=host, at=clock_text(event.time)), *event.reasons)
-        for event, host in ordered
-    ]
+    return sorted(found.values(), key=lambda each: (not each[0].guilty, each[0].since, each[0].rank))
 
 
 def _tasks(logs: Sequence[AgentLog]) -> list[Reasons]:

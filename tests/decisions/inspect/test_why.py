@@ -31,6 +31,7 @@ from dlrover_run.events.records import (
     WorkerStalled,
     WorkerStarted,
 )
+from dlrover_run.features.hangs.search.codes import GuiltCode
 from dlrover_run.features.hangs.stragglers.finding import Straggler
 from dlrover_run.features.inspect.answers import WhyAnswer, WhyCode
 from dlrover_run.features.inspect.why import Question, explain
@@ -187,6 +188,25 @@ def test_a_stall_names_the_guilty_rank_first_and_ends_with_its_cause() -> None:
     assert explain([log_of("n1", *first, (15, formed(2)))], Question.NOW, now).codes[0][0] == "why.round_formed"
 
 
+def test_a_job_that_ended_while_it_hung_says_so() -> None:
+    """The one that waits gives up by itself, as after a timeout of NCCL, and the launcher stops the other one."""
+
+    def hung(rank: int, guilty: bool, *after: tuple[float, Event]) -> AgentLog:
+        stalled = WorkerStalled(round=1, rank=rank, local_rank=0, since=2003.0, guilty=guilty)
+        return log_of(f"n{rank}", (0, formed(1)), (1, started(rank, 1)), (9, stalled), *after)
+
+    ends = ((31, JobEnded(phase="failed", reasons=(FAILURE,))), (32, AgentEnded(exit_code=1, reason="worker failed")))
+    waits = hung(1, False, (30, exited(1, 1, 1)), (30.1, failed(1, 1)), *ends)
+    guilty = hung(0, True, (30.5, exited(0, 1, -15, "SIGTERM")), *ends)
+    answer = explain([waits, guilty], Question.NOW)
+    assert answer.codes[0][0] == "why.job_failed"
+    assert [one["name"] for one in params(answer, WhyCode.HAD_STALLED)] == ["rank 0"]
+    unnamed = hung(0, False, (30.5, exited(0, 1, -15, "SIGTERM")), *ends)
+    assert len(params(explain([waits, unnamed], Question.NOW), WhyCode.HAD_STALLED)) == 1
+    for later in ((15, WorkerResumed(round=1, rank=0, local_rank=0)), (15, exited(0, 1, 0)), (15, formed(2))):
+        assert not params(explain([hung(0, True, later, *ends)], Question.NOW), WhyCode.HAD_STALLED)
+
+
 def test_a_waiting_job_is_explained() -> None:
     waiting = NodeWaiting(reasons=(Code.NODES_OF(number=1, wanted=2),))
     now = BEGAN + timedelta(seconds=20)
@@ -321,8 +341,14 @@ def test_the_answers_are_those_of_the_golden_file() -> None:
     refused = log_of("n1", (5, AgentEnded(exit_code=71, reason="cannot join", what="the master does not answer")))
     ends = ((11, JobEnded(phase="failed", reasons=(FAILURE,))), (12, AgentEnded(exit_code=137, reason="worker failed")))
     lost = log_of("n02", (0, formed(1)), (1, started(1, 1)), (10, exited(1, 1, -9)), (10.1, failed(1, 1)), *ends)
-    hangs = WorkerStalled(round=1, rank=0, local_rank=0, since=1000.0, guilty=True)
+    hangs = WorkerStalled(
+        round=1, rank=0, local_rank=0, since=2005.0, guilty=True, reasons=(GuiltCode.STOPPED(),)
+    )  # fmt: skip
     stalled = log_of("n1", (0, formed(1)), (1, started(0, 1)), (9, hangs))
+    given_up = log_of(
+        "n1", (0, formed(1)), (1, started(0, 1)), (9, hangs), (30, exited(0, 1, -15, "SIGTERM")),
+        (31, AgentEnded(exit_code=143, reason="signal", what="SIGTERM stopped the job")),
+    )  # fmt: skip
     waiting = log_of("n1", (1, NodeWaiting(reasons=(Code.NODES_OF(number=1, wanted=2),))))
     now = BEGAN + timedelta(seconds=60)
     screens = {f"a job with a restart: {question.value}": explain(RESTARTED, question).text for question in Question}
@@ -330,6 +356,7 @@ def test_the_answers_are_those_of_the_golden_file() -> None:
         "a job that failed": explain([lost], Question.NOW).text,
         "a launcher that could not join": explain([refused], Question.NOW).text,
         "a worker that hangs": explain([stalled], Question.NOW, now).text,
+        "a job that was stopped as it hung": explain([given_up], Question.NOW).text,
         "a job that waits": explain([waiting], Question.NOW, now).text,
         "a straggler": explain([straggled], Question.SLOW).text,
         "no log at all": explain([], Question.NOW).text,
