@@ -57,12 +57,14 @@ STEPS: Steps = (
 
 TIMES: Mapping[str, Times] = {
     KILLS: (80.0, 30.0),
-    HANGS: (140.0, 35.0),
+    HANGS: (80.0, 35.0),
+    **{f"{HANGS}/{name}": (150.0, 115.0) for name, case in hangs.CASES.items() if case.limit == hangs.ALL_WAIT},
     PAUSES: (80.0, 25.0),
     MEMORY: (60.0, 25.0),
     INNOCENTS: (140.0, 50.0),
+    f"{INNOCENTS}/long-kernel": (140.0, 75.0),
 }
-"""Of a run of each part: its limit, and the seconds with which it is begun at the least."""
+"""Of a run of each part, or case: its limit, and the seconds with which it is begun at the least."""
 
 RUNNERS: Mapping[str, Callable[[Key, Setting, Clock, Path], Record]] = {
     KILLS: kills.run_case,

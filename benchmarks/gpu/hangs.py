@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from core.launchers import OURS, Job, Launcher
+from core.ratios import Late
 from core.run import NANOSECOND
 from stall_matrix.kinds import BY_NAME, DEVICE
 from stall_matrix.kinds import Key as Kind
@@ -104,7 +105,10 @@ def run_case(key: Key, setting: Setting, clock: Clock, recorded: Path) -> Record
             run.settle(clock.left(AFTERWARDS))
             fault_at = float("inf")
         else:
-            found = run.wait_output(PRINTED, clock.left(setting.patience(case.limit)), after=printed)
+            limit = clock.left(setting.patience(case.limit))
+            found = run.wait_output(PRINTED, limit, after=printed)
+            if not found and limit < case.limit:
+                raise Late(f"no report in {limit:.0f} s, when the time was up")
             awaited = view.awaited(GUILTY)
             if found:
                 wait_for_event(run, journal, fault_at)

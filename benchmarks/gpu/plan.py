@@ -71,12 +71,12 @@ Steps = Sequence[Sequence[tuple[str, str]]]
 
 def plan_of(steps: Steps, times: Mapping[str, Times], only: Sequence[str] = (), repetitions: int = 1) -> list[Planned]:
     """The runs of the parts and cases that are wanted. `only` names parts or cases, as `hangs` or `hangs/sleep`, empty
-    for all. Raises ValueError for an unknown name."""
+    for all; `times` are by part, or by part and case in the same way. Raises ValueError for an unknown name."""
     known = {name for step in steps for part, case in step for name in (part, f"{part}/{case}")}
     if unknown := [name for name in only if name not in known]:
         raise ValueError(f"no part or case is named {unknown[0]}")
     return [
-        Planned(Key(part, case, turn), *times[part], turn * len(steps) + number)
+        Planned(Key(part, case, turn), *times.get(f"{part}/{case}", times[part]), turn * len(steps) + number)
         for turn in range(1, repetitions + 1)
         for number, step in enumerate(steps)
         for part, case in step

@@ -46,9 +46,10 @@ def copy_all() -> None:
 
 checkpoints = CheckpointDirectory("checkpoints", keep=1)
 for step in range(1, SAVES + 1):
-    pause("save", lambda step=step: checkpoints.save(step, state, memory=True))  # type: ignore[misc]
+    saved: list[Path] = []
+    pause("save", lambda step=step, saved=saved: saved.append(checkpoints.save(step, state, memory=True)))  # type: ignore
     # The next save finds the disk as idle as this one did, and the memory free again.
-    while not any(Path("checkpoints").glob(f"*{step}*")):
+    while not saved[0].exists():
         time.sleep(WRITE_LOOK)
 
 prepared = {name: torch.zeros(numbers, pin_memory=on_cuda) for name in state}
