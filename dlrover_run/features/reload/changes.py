@@ -2,13 +2,14 @@
 
 Each decision compares what the files are with what they were when the present workers began, so no event is needed, and
 none that is lost or repeated changes anything. A change counts once the files have been quiet for a while: an editor
-may write a file twice, or rename it, and a checkout changes a hundred files.
+may write a file twice, or rename it, and a checkout changes a hundred files. A checkout on a slow disk may pause for
+longer; it counts once git has removed its lock.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 Signature = tuple[int, int, int] | None
@@ -87,8 +88,11 @@ def _older(files: Snapshot, time: int) -> Snapshot:
     return {path: one if one is None or one[0] <= time else None for path, one in files.items()}
 
 
-def decide(watched: Watched, files: Files, now: float) -> tuple[Watched, Verdict]:
-    """What follows from the files as they are at time `now`, in seconds. What has been acted on counts as read."""
+def decide(
+    watched: Watched, files: Files, now: float, is_busy: Callable[[Sequence[str]], bool] = lambda paths: False
+) -> tuple[Watched, Verdict]:
+    """What follows from the files as they are at time `now`, in seconds. What has been acted on counts as read.
+    `is_busy` says whether a program is still writing files beside these, however quiet they are."""
     if files != watched.last:
         watched = watched._replace(last=files, changed_at=now)
     own = [path for path, one in files.own.items() if one != watched.base.own.get(path)]
@@ -99,6 +103,8 @@ def decide(watched: Watched, files: Files, now: float) -> tuple[Watched, Verdict
     quiet = KEPT_QUIET if kept else MISSING_QUIET if deleted else QUIET
     if now < (at := watched.changed_at + quiet):
         return watched, Verdict(Action.WAIT, at=at)
+    if is_busy((*own, *kept)):
+        return watched, Verdict(Action.WAIT, at=now + QUIET)
     read = watched._replace(base=files)
     saved = tuple(path for path in own if path not in deleted)
     if kept:

@@ -14,6 +14,9 @@ from dlrover_run.features.reload.changes import Signature
 MAX_FILES = 5000
 """Files that are looked at: each look takes a microsecond or two for each."""
 
+MAX_LOCK = 60.0
+"""Seconds after which a lock of git no longer delays a restart."""
+
 _LEFT_OUT = ("__pycache__", "node_modules", "site-packages", "dist-packages")
 """Directories without files that a person edits; those whose names begin with a dot are left out too."""
 
@@ -67,6 +70,30 @@ def syntax_problem(paths: Iterable[str]) -> str:
         except (OSError, ValueError, RecursionError, MemoryError) as error:
             return f"{shown(path)}: {error}"
     return ""
+
+
+def git_writes(paths: Iterable[str], now: float) -> bool:
+    """Whether git writes files beside one of these at time `now`, in seconds of the time of the day: it has a lock as
+    long as a checkout takes. One that is older than `MAX_LOCK` was left behind."""
+    for directory in {os.path.dirname(path) for path in paths}:
+        above = directory
+        while not os.path.exists(os.path.join(above, ".git")) and above != os.path.dirname(above):
+            above = os.path.dirname(above)
+        try:
+            if now - os.stat(os.path.join(_git_directory(above), "index.lock")).st_mtime < MAX_LOCK:
+                return True
+        except OSError:
+            continue
+    return False
+
+
+def _git_directory(above: str) -> str:
+    """The directory with the lock of the tree in `above`; of a worktree, its file .git names it."""
+    path = os.path.join(above, ".git")
+    if os.path.isfile(path):
+        with open(path, errors="replace") as file:
+            path = os.path.join(above, file.readline().partition("gitdir:")[2].strip())
+    return path
 
 
 def forget_bytecode(paths: Iterable[str]) -> None:

@@ -21,7 +21,7 @@ from dlrover_run.coordination.records.plan import PlanPhase
 from dlrover_run.coordination.records.report import NodeReport
 from dlrover_run.coordination.records.round import RankAssignment
 from dlrover_run.features.reload.changes import Action, Files, Verdict, Watched, decide
-from dlrover_run.features.reload.files import forget_bytecode, python_files, shown, snapshot, syntax_problem
+from dlrover_run.features.reload.files import forget_bytecode, git_writes, python_files, shown, snapshot, syntax_problem
 from dlrover_run.features.reload.keys import Keys
 from dlrover_run.features.reload.model import ReloadReport, held_by
 from dlrover_run.features.reload.settings import ReloadSettings
@@ -177,7 +177,9 @@ class Reload(WorkersFeature):
             self._kept_at = None
         if self._kept_at is None and not self._watcher.works:
             self._kept_at = now + KEPT_POLL_INTERVAL
-        self._watched, verdict = decide(self._watched, Files(snapshot(self._paths), kept), now)
+        self._watched, verdict = decide(
+            self._watched, Files(snapshot(self._paths), kept), now, lambda paths: git_writes(paths, time.time())
+        )
         self._look_at = verdict.at
         if verdict.action is Action.WAIT and kept != self._watched.base.kept:
             # They may change without a further event that names one of them.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,14 @@ from dlrover_run.features.reload.changes import (
     Watched,
     decide,
 )
-from dlrover_run.features.reload.files import forget_bytecode, python_files, snapshot, syntax_problem
+from dlrover_run.features.reload.files import (
+    MAX_LOCK,
+    forget_bytecode,
+    git_writes,
+    python_files,
+    snapshot,
+    syntax_problem,
+)
 
 STARTED = 100
 
@@ -100,6 +108,31 @@ def test_a_checkout_of_a_hundred_files_is_one_restart() -> None:
         looks.now += QUIET / 10
     looks.pass_time(60)
     assert looks.restarts == [Verdict(Action.RESTART, tuple(names))]
+
+
+def test_files_that_are_quiet_wait_for_the_end_of_a_checkout() -> None:
+    looks = Looks()
+    looks.write("a")
+    files = Files(dict(looks.own), dict(looks.kept))
+    looks.watched, _ = decide(looks.watched, files, looks.now)
+    looks.watched, verdict = decide(looks.watched, files, looks.now + 60, lambda paths: paths == ("a",))
+    assert verdict == Verdict(Action.WAIT, at=looks.now + 60 + QUIET)
+    assert decide(looks.watched, files, looks.now + 60)[1] == Verdict(Action.RESTART, ("a",))
+
+
+def test_a_lock_of_git_delays_a_restart_unless_it_was_left_behind(tmp_path: Path) -> None:
+    for tree, lock in ((tmp_path / "tree", "tree/.git"), (tmp_path / "worktree", "tree/.git/worktrees/one")):
+        (tree / "deep").mkdir(parents=True)
+        (tmp_path / lock).mkdir(parents=True)
+        if not (tree / ".git").exists():
+            (tree / ".git").write_text(f"gitdir: {tmp_path / lock}\n")
+        file = tmp_path / lock / "index.lock"
+        now = time.time()
+        assert not git_writes([str(tree / "deep/a.py")], now)
+        file.touch()
+        assert git_writes([str(tree / "deep/a.py"), str(tmp_path / "none/b.py")], now)
+        assert not git_writes([str(tree / "deep/a.py")], now + MAX_LOCK + 10)
+        file.unlink()
 
 
 def test_a_deleted_file_starts_nothing_and_is_said_once() -> None:
