@@ -67,6 +67,7 @@ class LaunchConfig:
     hook_timeout: float | None = None
     autoscale: bool | str = False
     scale_command: str = ""
+    experiments: str = "off"
     survivors: str = "restart"
     reconfigure_timeout: float | None = None
     preemption_notice: str = ""

@@ -108,7 +108,7 @@ FEATURES = (
     Feature("survivors", flags=True, parts={"survivors": "survivors"}, node=by_rules, variables="DLROVER_SURVIVOR_"),
     Feature("reload", flags=True, parts={"reload": "reload"}, node=by_rules),
     Feature("autoscale", flags=True, parts={"autoscale": "autoscale"}, node=by_assignment),
-    Feature("experiments"),
+    Feature("experiments", flags=True, parts={"experiments": "experiments"}, node=by_assignment),
     Feature("resources", node=always, any_engine=True, columns=True, metrics=True),
     Feature("device_errors", node=with_device),
     Feature("checkpoints", flags=True, node=by_settings, columns=True, metrics=True),

@@ -17,6 +17,7 @@ from dlrover_run.coordination.records.round import RankAssignment
 from dlrover_run.failures import causes
 from dlrover_run.output.run_directory import RunDir
 from dlrover_run.spec import JobSpec
+from dlrover_run.words.reasons import Code, render
 from dlrover_run.workers.feature import WaitDetails
 from dlrover_run.workers.round import WorkerRound
 
@@ -88,7 +89,9 @@ class ProgressReporter:
         if failure is None or failed_here:
             # All exits of this node are known by now, and the name of the only node is left out.
             root = causes.root_cause(ended.ends)
-            reason = f"rank {root.rank} {causes.describe_exit(root)}" if root else reason
+            if root:
+                own = Code.SENTENCE(text=f"rank {root.rank} {causes.describe_exit(root)}")
+                reason = render((own, *assignment.reasons[1:]))
         rules = self._spec.rules
         line = rounds.render_restart(
             reason, ranks.restart_count, rules.max_restarts, ended.lasted, rules.restart_window

@@ -63,6 +63,25 @@ class PlanPart(Part):
         """Whether the feature has removed one of these nodes."""
         return False
 
+    @property
+    def exchanged(self) -> tuple[NodeKey, ...]:
+        """Two members of the last round that exchange their ranks in the next one; empty for none."""
+        return ()
+
+    @property
+    def round_note(self) -> Reasons:
+        """What the feature has changed for the next round, for people; it follows the reason of the round."""
+        return ()
+
+    @property
+    def ends_job(self) -> Reasons:
+        """Why the failure that has ended the last round is the last one of the job; empty if it is not."""
+        return ()
+
+    def refuses(self, node: NodeKey) -> bool:
+        """Whether that node may have no ranks any more. The feature also assigns to it to leave."""
+        return False
+
     def at_end(self) -> PlanPart:
         """The part in the plan of a job that is over."""
         return self

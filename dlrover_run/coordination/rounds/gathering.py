@@ -49,6 +49,10 @@ def gather(
     # A job without a node ends as any other does.
     if (held := plan.first_reasons(lambda part: part.why_held(plan))) and gate.healthy(plan, nodes):
         return Decision(plan, wait=lambda _, __: Waiting(held))
+    if last := plan.first_reasons(lambda part: part.ends_job):
+        # The restart that was charged does not come.
+        used = max(0, plan.restart_count - 1)
+        return Decision(end_job(plan, now, PlanPhase.FAILED, chain(plan.reasons, *last), restart_count=used))
     if plan.wanted_nodes != rules.wanted_nodes:
         # The next decision forms the round with the rules of that size.
         return Decision(plan)
@@ -105,11 +109,18 @@ def _form(rules: JobRules, gate: Gate, plan: Plan, alive: list[KnownNode], nodes
         reasons = (Code.NODES_HERE(number=len(ranked)),)
         if len(ranked) < rules.max_size:
             reasons = chain(reasons, Code.LAST_CALL_OVER(seconds=rules.last_call_timeout))
+    reasons = chain(reasons, *(note for part in plan.parts for note in part.round_note))
     return Decision(_begin_round(rules, plan, ranked, now, reasons), again=True)
 
 
 def _choose(rules: JobRules, plan: Plan, nodes: Sequence[KnownNode]) -> list[KnownNode]:
-    return assign_ranks(plan.members, nodes, rules.size(len(nodes)))
+    members = list(plan.members)
+    for part in plan.parts:
+        places = [place for place, member in enumerate(members) if member.key in part.exchanged]
+        if len(places) == 2:
+            one, other = places
+            members[one], members[other] = members[other], members[one]
+    return assign_ranks(members, nodes, rules.size(len(nodes)))
 
 
 def _is_first(plan: Plan) -> bool:
@@ -158,7 +169,11 @@ def offers_a_fresh_port(rules: JobRules, plan: Plan, rank0_node: NodeReport) -> 
 def eligible(gate: Gate, plan: Plan, nodes: Nodes) -> list[KnownNode]:
     """The nodes of which a round can be formed: those that are healthy, without those that are about to leave."""
     found, leaving = gate.healthy(plan, nodes), {*plan.draining, *plan.to_drain}
-    return [state for state in found if state.report.key not in leaving] if leaving else list(found)
+    return [
+        state
+        for state in found
+        if state.report.key not in leaving and not any(part.refuses(state.report.key) for part in plan.parts)
+    ]
 
 
 def end_round(gate: Gate, plan: Plan, now: float, reasons: Reasons) -> Decision:

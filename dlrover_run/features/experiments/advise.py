@@ -23,7 +23,7 @@ _WORTH = {Change.DEVICES: 1.0, Change.NODES: 0.6, Change.CHECKPOINT: 0.4}
 
 # What may pass by itself: a disk, a network or a service that is away for a while.
 _OUTSIDE = re.compile(
-    r"(?:^|\.)(?:OSError|IOError|BlockingIOError|PermissionError|FileNotFoundError|Broken\w+Error|\w*Connect\w*|\w*Timeout\w*"
+    r"(?:^|\.)(?:OSError|\w*IOE\w*|BlockingIOError|PermissionError|FileNotFoundError|Broken\w+Error|\w*Connect\w*|\w*Timeout\w*"
     r"|\w*Time[dO]out\w*|HTTP\w*|\w*HTTP\w*Error|\w*Network\w*|\w*Socket\w*|gaierror|herror|URLError|SSL\w*|\w*ClientError"
     r"|\w*ServerError|\w*RpcError|\w*Unavailable\w*)$"
 )

@@ -95,6 +95,8 @@ def _log_alike(odds: _Odds, trials: Sequence[Trial]) -> float:
     def probability(several: float) -> float:
         found = 1.0
         for each in seen:
+            if each.alike is None:
+                continue
             # On one node all workers are those of a node.
             wide = odds.wide if each.workers > each.local else 0.0
             found *= {Alike.ONE: 1 - several, Alike.NODE: several * (1 - wide), Alike.NODES: several * wide}[each.alike]

@@ -8,8 +8,14 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from dlrover_run.coordination.records.bounds import Count, Name, NodeId, Total
+from dlrover_run.coordination.records.assignment import AssignmentPart, Dismissal
+from dlrover_run.coordination.records.bounds import MAX_WORKERS, Count, Name, NodeId, Seconds, Total
+from dlrover_run.coordination.records.plan import PlanPart
+from dlrover_run.coordination.records.report import ReportPart
+from dlrover_run.coordination.records.round import NodeKey, RoundKey
+from dlrover_run.exit_reasons import ExitReason
 from dlrover_run.features.experiments.kinds import Kind
+from dlrover_run.words.reasons import BoundedReasons, Reasons, render
 
 MAX_TRIALS = 32
 """Rounds of a job that are remembered: no verdict takes half as many."""
@@ -35,7 +41,8 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     which is empty where a worker has none of its own.
 
     `workers` are those of the round, `local` those of the node. `depth` is how many steps the worker had made in the
-    round, None if it reports none; `resumed` the checkpoint from which it began, None if that is not known.
+    round, None if it reports none; `resumed` the checkpoint from which it began, None if that is not known. `alike` is
+    None as long as not all of its workers have ended, and `at` the job time of the failure.
     """
 
     round: Total
@@ -47,7 +54,8 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     device: Device = ""
     workers: Total = 1
     local: Count = 1
-    alike: Alike = Alike.ONE
+    alike: Alike | None = None
+    at: Seconds = 0.0
     depth: Total | None = None
     resumed: Total | None = None
 
@@ -99,3 +107,93 @@ class Change(enum.StrEnum):
     """The suspect's node exchanges its ranks with another one."""
     CHECKPOINT = "checkpoint"
     """The workers begin from an earlier checkpoint."""
+
+
+DeviceOrder = Annotated[tuple[Count, ...], Meta(max_length=MAX_WORKERS)]
+"""Which of the devices of a node each local rank has, by their places in `CUDA_VISIBLE_DEVICES`; those after it are as
+they were. Empty for no change."""
+
+
+class FailedWorker(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The first worker of a node that failed in the round `key`. `several` says whether others of the node failed in
+    the same way, None before all of them have ended. The other fields are as in `Trial`."""
+
+    key: RoundKey
+    kind: Kind
+    rank: Total
+    local_rank: Count
+    device: Device = ""
+    several: bool | None = None
+    depth: Total | None = None
+    resumed: Total | None = None
+
+
+class ExperimentsReport(msgspec.Struct, ReportPart, frozen=True, forbid_unknown_fields=True, tag="experiments"):
+    """What a node reports: its last failure of a kind that is compared, and whether its workers can have each other's
+    `devices` and another node's `ranks`: nothing that the user has fixed is changed."""
+
+    failed: FailedWorker | None = None
+    devices: bool = False
+    ranks: bool = False
+
+
+class NodeOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The devices of the workers of a node."""
+
+    node: NodeId
+    order: DeviceOrder
+
+
+class Removed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A node that failures follow, and that has to leave."""
+
+    node_id: NodeId
+    incarnation: NodeId
+    why: BoundedReasons
+
+    @property
+    def key(self) -> NodeKey:
+        return NodeKey(self.node_id, self.incarnation)
+
+
+class ExperimentsState(msgspec.Struct, PlanPart, frozen=True, forbid_unknown_fields=True, tag="experiments"):
+    """What is known of the failures of the job: the rounds that failed, the last one that was judged, the devices that
+    workers have had since, and the nodes that have to leave. For the next round: the nodes that exchange their ranks,
+    and the line about it. `last` says why no round follows."""
+
+    trials: Annotated[tuple[Trial, ...], Meta(max_length=MAX_TRIALS)] = ()
+    judged: RoundKey = RoundKey()
+    orders: tuple[NodeOrder, ...] = ()
+    removed: tuple[Removed, ...] = ()
+    exchange: tuple[NodeKey, ...] = ()
+    note: BoundedReasons = ()
+    last: BoundedReasons = ()
+
+    @property
+    def exchanged(self) -> tuple[NodeKey, ...]:
+        return self.exchange
+
+    @property
+    def round_note(self) -> Reasons:
+        return self.note
+
+    @property
+    def ends_job(self) -> Reasons:
+        return self.last
+
+    def refuses(self, node: NodeKey) -> bool:
+        return any(one.key == node for one in self.removed)
+
+
+class ExperimentsAssignment(msgspec.Struct, AssignmentPart, frozen=True, forbid_unknown_fields=True, tag="experiments"):
+    """The devices of the workers of a node, and why it has to leave, empty if it has not."""
+
+    order: DeviceOrder = ()
+    refused: BoundedReasons = ()
+
+    @property
+    def dismissal(self) -> Dismissal | None:
+        if not self.refused:
+            return None
+        why = render(self.refused)
+        return Dismissal(why, f"{why}. Put another machine in its place, or repair it.", ExitReason.FAULTY_NODE)

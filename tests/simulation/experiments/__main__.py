@@ -1,17 +1,13 @@
 """What the experiments of restarts find in simulated jobs with planted causes. See `docs/experiments.md`.
 
-python benchmarks/experiments.py --jobs=1000
+PYTHONPATH=.:tests python -m simulation.experiments --jobs=1000
 """
 
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from itertools import combinations
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from simulation.experiments.jobs import CAUSES, Outcome, planted_job
 
