@@ -23,9 +23,9 @@ from dlrover_run.workers.template_client import MAX_ANSWER, TemplateError, send_
 PREPARE_TIMEOUT = 300.0
 """Seconds for its imports and its device, as for those of a template."""
 
-TAKE_TIMEOUT = 1.0
-"""Seconds for its answer to the command that makes it a worker. It waits for nothing else, so more means that it was
-stopped or is stuck, and its worker is forked in its place."""
+TAKE_TIMEOUT = 5.0
+"""Seconds for its answer to the command that makes it a worker, which takes a millisecond. It waits for nothing else:
+more means, also on a busy machine, that it was stopped or is stuck. Its worker is forked in its place."""
 
 END_TIMEOUT = 5.0
 """Seconds for its end after SIGKILL. One that the driver of a device holds for longer delays no start of a worker."""
