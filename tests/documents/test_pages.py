@@ -135,7 +135,7 @@ def test_the_jobs_that_torchrun_lost_add_up() -> None:
 
 
 def test_the_readme_is_short() -> None:
-    assert len(README.read_text().splitlines()) <= 130
+    assert len(README.read_text().split()) <= 1250
 
 
 def test_the_index_has_every_page() -> None:
