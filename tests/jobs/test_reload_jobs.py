@@ -7,6 +7,7 @@ import pty
 import signal
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -198,34 +199,88 @@ def test_a_module_in_site_packages_that_changes_makes_a_new_template(
     assert job.has_printed("the workers start from a new template")
 
 
+class Terminal:
+    """A terminal with a launcher as its foreground job, which a test types into."""
+
+    def __init__(self, project: Project, *flags: str) -> None:
+        self.pid, self._terminal = pty.fork()
+        if self.pid == 0:
+            os.chdir(project.mailbox.directory)
+            command = [sys.executable, "-m", "dlrover_run", "--reload", *flags, "project/train.py"]
+            os.execve(sys.executable, command, environment({"TEST_MAILBOX": project.mailbox.name}))
+        self.mode = termios.tcgetattr(self._terminal)
+        self._shown = b""
+
+    def until(self, text: bytes) -> None:
+        """Read until this is shown, after what was waited for before."""
+        while text not in self._shown:
+            self._shown += os.read(self._terminal, 4096)
+        self._shown = self._shown.partition(text)[2]
+
+    def type(self, text: bytes) -> None:
+        os.write(self._terminal, text)
+
+    def has_its_mode(self) -> bool:
+        return termios.tcgetattr(self._terminal) == self.mode
+
+    def finish(self) -> int:
+        """Read to the end, and return the exit code."""
+        with watched(self.pid) as guard:
+            while still_alive(guard, 0):
+                try:
+                    os.read(self._terminal, 4096)
+                except OSError:
+                    break
+            assert not still_alive(guard, WAIT)
+        os.close(self._terminal)
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+
 def test_keys_start_again_and_end_while_nothing_runs(project: Project) -> None:
     """In a terminal that keeps its usual mode, so that a kill leaves nothing behind."""
     project.write(1, ends=True)
-    pid, terminal = pty.fork()
-    if pid == 0:
-        os.chdir(project.mailbox.directory)
-        command = [sys.executable, "-m", "dlrover_run", "--reload", "project/train.py"]
-        os.execve(sys.executable, command, environment({"TEST_MAILBOX": project.mailbox.name}))
-    shown = b""
-    with watched(pid) as guard:
-        assert project.values(1) == [1]
-        while b"q and Enter" not in shown:
-            shown += os.read(terminal, 4096)
-        os.write(terminal, b"r\n")
-        assert project.values(1) == [1]
-        shown = b""
-        while b"q and Enter" not in shown:
-            shown += os.read(terminal, 4096)
-        os.write(terminal, b"q\n")
-        while still_alive(guard, 0):
-            try:
-                shown += os.read(terminal, 4096)
-            except OSError:
-                break
-        assert not still_alive(guard, WAIT)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 128 + signal.SIGINT
-    os.close(terminal)
-    assert b"SIGINT received" in shown
+    terminal = Terminal(project)
+    assert project.values(1) == [1]
+    terminal.until(b"q and Enter")
+    assert terminal.has_its_mode()
+    terminal.type(b"r\n")
+    assert project.values(1) == [1]
+    terminal.until(b"r was pressed")
+    terminal.until(b"q and Enter")
+    terminal.type(b"other\n")
+    terminal.until(b"q and Enter")
+    terminal.type(b"q\n")
+    terminal.until(b"SIGINT received")
+    assert terminal.finish() == 128 + signal.SIGINT
+
+
+def test_a_breakpoint_in_one_rank_has_the_terminal_before_and_after_a_save(project: Project) -> None:
+    project.write(41, ends=True)
+    stop = "\nif os.environ['RANK'] == '1':\n    breakpoint()\npost(value='after')\n"
+    project.script.write_text(project.script.read_text() + stop)
+    terminal = Terminal(project, "--nproc-per-node=2")
+    terminal.until(b"(Pdb) ")
+    terminal.type(b"p helper.VALUE + 1\n")
+    terminal.until(b"42")
+    project.write(51, ends=True)
+    terminal.until(b"(Pdb) ")
+    terminal.until(b"(Pdb) ")
+    terminal.type(b"p helper.VALUE + 1\n")
+    terminal.until(b"52")
+    terminal.type(b"c\n")
+    terminal.until(b"every worker has succeeded")
+    terminal.until(b"q and Enter")
+    terminal.type(b"q\n")
+    assert terminal.finish() == 128 + signal.SIGINT
+
+
+def test_a_kill_of_the_launcher_leaves_no_process_and_the_terminal_as_it_was(project: Project) -> None:
+    project.write(1, ends=True)
+    terminal = Terminal(project)
+    terminal.until(b"q and Enter")
+    os.kill(terminal.pid, signal.SIGKILL)
+    assert terminal.has_its_mode()
+    assert terminal.finish() == -signal.SIGKILL
 
 
 def test_the_script_of_another_machine_is_refused(tmp_path: Path) -> None:
