@@ -319,6 +319,18 @@ DEFECTS = {
         "if self._is_silent:",
         "test_keepalives.py::test_a_round_without_data_learns_no_pauses_from_when_it_is_looked_at",
     ),
+    "the rank that answers is never the one that is cut off": Defect(
+        "dlrover_run/features/hangs/collectives/compare.py",
+        "if lag.source is Source.RAS and shown.isdisjoint(missing)",
+        "if False and shown.isdisjoint(missing)",
+        "test_collective_positions.py::test_a_rank_that_hears_as_few_as_are_missing_may_be_the_one_that_is_cut_off",
+    ),
+    "a rank that is cut off is held back as one that computes": Defect(
+        "dlrover_run/features/hangs/search/guilt.py",
+        "is_cut = unheard and any(one.unsent for one in known if one.rank in ranks)",
+        "is_cut = False",
+        "test_behind.py::test_a_rank_that_nobody_hears_and_whose_data_is_not_acknowledged_does_not_compute",
+    ),
     "no rank is behind of which nothing is known": Defect(
         "dlrover_run/features/hangs/search/behind.py",
         "if len(positions) < max(2, len(suspects)) or compare(positions):",

@@ -25,12 +25,15 @@ class LagKind(enum.StrEnum):
 
     BEHIND: they have not entered the operation. MISMATCH: they have entered another one in its place. ORDER: they wait
     in another group for ranks that wait for them. SILENT: they are in the group, and no source shows where they are.
+    APART: they do, but those that wait for them do not, and these are as many or more: a rank that is cut off from the
+    others shows nothing of them.
     """
 
     BEHIND = "behind"
     MISMATCH = "mismatch"
     ORDER = "order"
     SILENT = "silent"
+    APART = "apart"
 
 
 class Operation(NamedTuple):
@@ -126,7 +129,7 @@ def _lag(
     kind: LagKind, table: Table, ranks: tuple[int, ...], waiting: tuple[int, ...], number: int, count: int = 0
 ) -> Lag:
     any_position = next(iter(table.values()))
-    known = [table[rank] for rank in waiting if table[rank].number == number]
+    known = [table[rank] for rank in waiting if rank in table and table[rank].number == number]
     if known:
         awaited = _operation(known[0])
     else:
@@ -231,6 +234,7 @@ def _silent(tables: Mapping[tuple[str, str, str], Table], explained: set[str]) -
     heard: dict[str, set[int]] = defaultdict(set)
     for (_, group, _), table in tables.items():
         heard[group].update(table)
+    shown = frozenset().union(*heard.values())
     found: dict[str, Lag] = {}
     for (_, group, _), table in tables.items():
         members = frozenset().union(*(unpack(text) for text in {position.members for position in table.values()}))
@@ -240,6 +244,12 @@ def _silent(tables: Mapping[tuple[str, str, str], Table], explained: set[str]) -
             continue
         number = max(position.number for position in table.values())
         lag = _lag(LagKind.SILENT, table, missing, tuple(table), number)
+        # A recorder knows nothing of a rank that has not entered any operation of a group.
+        if lag.source is Source.RAS and shown.isdisjoint(missing) and len(missing) >= len(heard[group]):
+            even = len(missing) == len(heard[group])
+            operation = lag.awaited
+            lag = _lag(LagKind.APART, table, tuple(sorted(heard[group])), missing, number)
+            lag = replace(lag, awaited=operation, is_even=even)
         if group in found:
             # Several kinds are counted, and which of them comes last is not.
             lag = replace(lag, awaited=Operation("", 0))

@@ -59,6 +59,7 @@ def lag_code(lag: Lag) -> GuiltCode:
     return {
         LagKind.BEHIND: GuiltCode.NEVER_ENTERED,
         LagKind.SILENT: GuiltCode.SHOWS_NOTHING,
+        LagKind.APART: GuiltCode.HEAR_NOTHING if lag.is_even else GuiltCode.HEARS_NOTHING,
         LagKind.ORDER: GuiltCode.EACH_OTHER,
     }.get(lag.kind, GuiltCode.OPERATIONS_DIFFER if lag.is_even else GuiltCode.OTHER_OPERATION)
 
@@ -68,7 +69,9 @@ def lag_reasons(lag: Lag, suspects: Sequence[Suspect]) -> Reasons:
     code = lag_code(lag)
     operation, number = lag.awaited.name or UNNAMED_OPERATION, lag.awaited.number
     shown = {"operation": operation, "number": number, "group": _group(lag), "size": _size(lag.awaited)}
-    if code in (GuiltCode.NEVER_ENTERED, GuiltCode.SHOWS_NOTHING):
+    if lag.kind is LagKind.APART:
+        why = code(operation=operation, number=number, group=_group(lag), others=format_ranks(lag.waiting))
+    elif code in (GuiltCode.NEVER_ENTERED, GuiltCode.SHOWS_NOTHING):
         why = code(**shown, waiting=lag.waiting_count)
     else:
         own = lag.own or Operation("", 0)

@@ -49,13 +49,16 @@ class GuiltCode(ReasonCode):
         "does not show where it is, while {waiting:#rank} {waiting:waits|wait} in {operation} {number:,} "
         "of {group}{size}"
     )
+    HEARS_NOTHING = "hears nothing of {others} in {operation} {number:,} of {group}"
+    HEAR_NOTHING = "hear nothing of each other in {operation} {number:,} of {group}"
     AWAITED = ", while {waiting:#rank} {waiting:waits|wait} for it in {operation} {number:,} of {group}{size}"
     SAME_OPERATION = "all have entered {operation} {number:,}{size}"
     NONE_BEHIND = "no rank is behind: each has launched up to {operation} {number:,} of {group}"
     LAGS = "has not entered an operation in which others wait"
     DIFFERS = "waits in another operation than others"
     HIDES = "does not show where it is"
-    """Each of the last three stands for a code with parameters where there is no place for a sentence."""
+    ALONE = "hears nothing of others"
+    """Each of the last four stands for a code with parameters where there is no place for a sentence."""
     DOES_STOPPED = "{who} is stopped by a signal"
     DOES_BLOCKED = "{who} waits for a disk or a device"
     DOES_CHILD_LOST = "{who} waits for a child that is stopped or dead"
@@ -82,6 +85,8 @@ _AWAITED = frozenset(
 _SHORT = {
     GuiltCode.NEVER_ENTERED.code: GuiltCode.LAGS.code,
     GuiltCode.SHOWS_NOTHING.code: GuiltCode.HIDES.code,
+    GuiltCode.HEARS_NOTHING.code: GuiltCode.ALONE.code,
+    GuiltCode.HEAR_NOTHING.code: GuiltCode.ALONE.code,
     GuiltCode.OTHER_OPERATION.code: GuiltCode.DIFFERS.code,
     GuiltCode.OPERATIONS_DIFFER.code: GuiltCode.DIFFERS.code,
     GuiltCode.EACH_OTHER.code: GuiltCode.DIFFERS.code,

@@ -187,15 +187,19 @@ def find_guilty(suspects: Sequence[Suspect], age_margin: float = AGE_MARGIN) -> 
     ranks = guilty_ranks(lag)
     is_explained = bool(found.ranks) and set(found.ranks) <= set(ranks)
     by_state = found.code in STATES and not is_explained
-    if by_state or (lag.kind is LagKind.SILENT and is_explained):
-        return replace_finding(found, more=(awaited_reason(lag),))
+    # A process that only computes answers NCCL, and the kernel acknowledges for it.
+    unheard = lag.kind in (LagKind.SILENT, LagKind.APART)
+    is_cut = unheard and any(one.unsent for one in known if one.rank in ranks)
+    says_more = is_explained and not (lag.is_even and len(found.ranks) == len(ranks))
+    if by_state or (unheard and says_more):
+        return replace_finding(found, more=(awaited_reason(lag),), is_certain=found.is_certain or is_cut)
     return Finding(
         lag_code(lag),
         ranks,
         _line(known, lag.ranks),
         (found.code,) if found.ranks == ranks else (),
         sentence=lag_reasons(lag, known),
-        is_certain=lag.kind in (LagKind.MISMATCH, LagKind.ORDER),
+        is_certain=is_cut or lag.kind in (LagKind.MISMATCH, LagKind.ORDER),
     )
 
 

@@ -181,7 +181,7 @@ def by_ras(rank: int, number: int = 193, **more: Any) -> Suspect:
     """A worker of two that waits for its device, of which RAS says what it has launched."""
     position = Position("g", Source.RAS, "all_reduce", number, number, name="default_pg", size=2)
     values = {"busy": True, "state": "R", "outside": True, "file": "train.py", "line": 60 + rank, "function": "step"}
-    return Suspect(rank, Place.DEVICE, positions=(position,), **(values | more))
+    return Suspect(rank, Place.DEVICE, **(values | {"positions": (position,)} | more))
 
 
 def test_where_no_rank_is_behind_the_last_operation_of_all_is_named() -> None:
@@ -206,3 +206,33 @@ def test_where_no_rank_is_behind_the_last_operation_of_all_is_named() -> None:
 def test_that_no_rank_is_behind_is_said_only_of_positions_of_all_that_may_wait(change: dict[str, Any]) -> None:
     found = find_guilty([by_ras(0), replace(by_ras(1), **change)])
     assert not GuiltCode.NONE_BEHIND.within(found.reasons)
+
+
+def among(rank: int, size: int, **more: Any) -> Suspect:
+    """A worker of a group of `size` ranks, by a report of RAS in which others are missing."""
+    position = Position("g", Source.RAS, "all_reduce", 193, 193, name="default_pg", size=size, members=f"0-{size - 1}")
+    return by_ras(rank, positions=(position,), **more)
+
+
+def test_a_rank_that_hears_nothing_of_the_others_is_named_and_of_two_both() -> None:
+    others = [by_ras(rank, positions=()) for rank in range(3)]
+    found = find_guilty([*others, among(3, 4)])
+    assert (found.ranks, found.code) == ((3,), GuiltCode.HEARS_NOTHING)
+    assert render(found.reasons).startswith(
+        "hears nothing of ranks 0-2 in all_reduce 193 of the default group; it waits for its device"
+    )
+    found = find_guilty([by_ras(0, positions=()), among(1, 2)])
+    assert (found.ranks, found.code) == ((0, 1), GuiltCode.HEAR_NOTHING)
+    assert render(found.reasons).startswith(
+        "hear nothing of each other in all_reduce 193 of the default group; rank 1 waits for its device"
+    )
+    assert shown_code(found.reasons) == GuiltCode.ALONE.code
+
+
+@pytest.mark.parametrize("unsent", [0, 2])
+def test_a_rank_that_nobody_hears_and_whose_data_is_not_acknowledged_does_not_compute(unsent: int) -> None:
+    cut = by_ras(3, positions=(), unsent=unsent)
+    suspects = [cut, *(among(rank, 4, unsent=min(unsent, 1)) for rank in range(3))]
+    found = find_guilty(suspects)
+    assert found.ranks == (3,)
+    assert is_held_back(found, suspects) is not bool(unsent)

@@ -108,6 +108,19 @@ def test_a_rank_of_which_no_source_tells_is_silent(source) -> None:
     assert lag.awaited.number == 12
 
 
+@pytest.mark.parametrize("heard", [(3,), (0, 3), (0, 1, 3)])
+def test_a_rank_that_hears_as_few_as_are_missing_may_be_the_one_that_is_cut_off(heard) -> None:
+    missing = tuple(rank for rank in ALL if rank not in heard)
+    (lag,) = compare(_positions("ras", dict.fromkeys(ALL, [REDUCE] * 20), {}, absent=missing))
+    assert lag.final
+    if len(heard) > len(missing):
+        assert (lag.kind, lag.ranks, lag.waiting) == (LagKind.SILENT, missing, heard)
+    else:
+        assert (lag.kind, lag.ranks, lag.waiting) == (LagKind.APART, heard, missing)
+        assert lag.is_even == (len(heard) == len(missing))
+    assert lag.awaited == Operation("all_reduce", 20)
+
+
 def test_ranks_that_wait_in_no_operation_wait_for_no_silent_rank() -> None:
     idle = Position("g", Source.FLIGHT_RECORDER, "all_reduce", 12, 12, completed=12, members="0-3")
     assert compare({0: [idle], 1: [idle]}) == ()
