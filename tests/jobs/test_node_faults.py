@@ -67,7 +67,10 @@ def test_the_others_continue_without_the_nodes_of_a_rack(cluster: Cluster) -> No
 @pytest.mark.parametrize("rank", [1, *only_long(0)])
 def test_training_continues_in_a_smaller_world(cluster: Cluster, rank: int) -> None:
     flags = ("1:2", "--start-method=forkserver")
-    nodes = {name: cluster.node(name, *flags, script=WORKERS / "train.py") for name in "ab"}
+    # The worker that is left fails too, and is charged if the master has not noticed the end of the other node's
+    # connection within twice that time. With 0.4 s that happened once, on a busy machine.
+    conf = {"lost_after": 2}
+    nodes = {name: cluster.node(name, *flags, script=WORKERS / "train.py", conf=conf) for name in "ab"}
     before = cluster.world(2)
     nodes.pop(before[rank]["node"]).lose()
     succeed(cluster.world(1), *nodes.values())
