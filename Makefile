@@ -28,7 +28,7 @@ INSTALL := install --quiet --no-compile
 export PYTHONDONTWRITEBYTECODE =
 
 .PHONY: docs demo demo-tf test test-quick test-long test-long-results test-slurm test-ray test-other test-tensorflow test-torch
-.PHONY: test-wheel build check check-workflows mutants benchmark benchmark-recovery benchmark-tf-recovery benchmark-gpu help
+.PHONY: test-wheel build check check-workflows mutants coverage benchmark benchmark-recovery benchmark-tf-recovery benchmark-gpu help
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 22
@@ -47,6 +47,7 @@ PARALLEL := -n 4 --dist worksteal -p no:anyio
 test: ## check the code and run the tests
 	@$(MAKE) --no-print-directory --jobs=2 check tensorflow-newest tensorflow-2.15 $(VENV)/.compiled
 	@$(MAKE) --no-print-directory test-quick
+	@cd tests && ../$(BIN)/python -m mutants --branches
 
 test-quick: $(VENV)/.compiled tensorflow-newest tensorflow-2.15 ## run the tests of make test, without the code's checks
 	$(BIN)/python -m pytest -m "not long and not rival" $(PARALLEL) --durations=10
@@ -135,6 +136,10 @@ MUTANTS ?= --check --table
 
 mutants: $(VENV)/.test ## change the modules that decide in one place at a time, and see which tests find it; hours
 	cd tests && ../$(BIN)/python -m mutants $(MUTANTS)
+
+# Coverage makes these tests take three times as long, so `make test` prints what was measured last.
+coverage: $(VENV)/.test ## measure which branches of the modules that decide are taken by their tests; fails if fewer are
+	cd tests && ../$(BIN)/python -m mutants --check --sample 0
 
 # Where dlrover-run is compared with torchrun, and where torch sees what dlrover-run sets up.
 TORCH_TESTS := tests/torchrun tests/processes/test_signals.py tests/processes/test_logs_specs.py \

@@ -16,7 +16,18 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from dlrover_run.processes.tree import die_with_parent
 from mutants.coverage_of_tests import Coverage
 from mutants.operators import Mutant, mutants_of
-from mutants.results import Results, Row, fallen_branches, read_equivalent, row, sole_killers, table
+from mutants.results import (
+    Results,
+    Row,
+    branches_line,
+    fallen_branches,
+    keep_known,
+    read_equivalent,
+    read_rows,
+    row,
+    sole_killers,
+    table,
+)
 from mutants.run import known_coverage, run_group
 from mutants.scope import CACHE, EQUIVALENT, GROUPS, ROOT, TABLE, modules
 
@@ -39,6 +50,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--survivors", action="store_true", help="run nothing, print the survivors that are known")
     check = "fail if a module has more branches that no test takes than results.md says"
     parser.add_argument("--check", action="store_true", help=check)
+    branches = "run nothing, print the sentence on the branches of results.md"
+    parser.add_argument("--branches", action="store_true", help=branches)
     parser.add_argument("--table", action="store_true", help="write results.md, unless the check fails")
     parser.add_argument("--alone", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
@@ -71,6 +84,8 @@ def report(options: argparse.Namespace) -> int:
             result = known.get(mutant.key)
             if result and result.status in ("survived", "uncovered") and mutant.name not in equivalent:
                 print(f"{result.status}{'' if result.whole else ' (partly)'} line {mutant.lines[0]} {mutant.name}")
+    if options.table and TABLE.exists():
+        keep_known(rows, read_rows(TABLE.read_text()))
     page = table(rows)
     print(page)
     unknown = sorted(equivalent.keys() - names)
@@ -91,6 +106,9 @@ def report(options: argparse.Namespace) -> int:
 def main(arguments: Sequence[str]) -> int:
     """Returns the exit code: 1 where tests cannot be collected, or fewer branches are taken than before."""
     options = parse(arguments)
+    if options.branches:
+        print(branches_line(TABLE.read_text()))
+        return 0
     os.chdir(ROOT)
     if options.alone:
         die_with_parent(os.getppid())

@@ -123,7 +123,7 @@ def table(rows: Mapping[str, Row]) -> str:
         "not covered | branches taken |",
         "|---|" + "---:|" * (9 + len(LAYERS)),
     ]
-    for name, counts in (*rows.items(), ("**sum**", total)):
+    for name, counts in (*rows.items(), (SUM, total)):
         layers = " | ".join(str(counts.by_layer[each]) for each in LAYERS)
         branches = f"{counts.taken}/{counts.branches}"
         lines.append(
@@ -131,6 +131,36 @@ def table(rows: Mapping[str, Row]) -> str:
             f"{counts.equivalent} | {counts.survived} | {counts.partly} | {counts.uncovered} | {branches} |"
         )
     return "\n".join(lines) + "\n"
+
+
+SUM = "**sum**"
+
+
+def read_rows(page: str) -> dict[str, Row]:
+    """The counts of each module on a page of results, and of all under `SUM`."""
+    rows = {}
+    for line in page.splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if len(cells) == 10 + len(LAYERS) and "/" in cells[-1]:
+            mutants, run, killed, *layers = map(int, cells[1 : 4 + len(LAYERS)])
+            taken, branches = map(int, cells[-1].split("/"))
+            by_layer = Counter(dict(zip(LAYERS, layers, strict=True)))
+            rows[cells[0]] = Row(mutants, run, killed, by_layer, *map(int, cells[-6:-1]), branches, taken)
+    return rows
+
+
+def keep_known(rows: Mapping[str, Row], before: Mapping[str, Row]) -> None:
+    """Take the counts of a page into the rows where this checkout knows less: the results of each mutant, which are not
+    in git, were on another machine. A module counts as on the page until as many of its mutants were run here."""
+    for name, counts in rows.items():
+        old = before.get(name, Row())
+        if counts.run < old.run:
+            branches, mutants = (counts.branches, counts.taken), counts.mutants
+            for field in counts.__struct_fields__:
+                setattr(counts, field, getattr(old, field))
+            counts.mutants, (counts.branches, counts.taken) = mutants, branches
+        if not counts.branches:
+            counts.branches, counts.taken = old.branches, old.taken
 
 
 def sole_killers(mutants: Iterable[Mutant], known: Mapping[str, Result]) -> tuple[set[str], int]:
@@ -146,15 +176,22 @@ def sole_killers(mutants: Iterable[Mutant], known: Mapping[str, Result]) -> tupl
 def fallen_branches(page: str, measured: Coverage) -> list[str]:
     """The modules of which fewer branches are taken than the page says, for a module that has as many as then."""
     fallen = []
-    for line in page.splitlines():
-        cells = [cell.strip() for cell in line.strip("|").split("|")]
-        if cells[0] in measured.branches:
-            taken, branches = (int(number) for number in cells[-1].split("/"))
-            now_branches, now_taken = measured.branches[cells[0]]
-            # A change of the module may add branches or remove some, so the number not taken is what may not rise.
-            if branches and now_branches - now_taken > branches - taken:
-                fallen.append(f"{cells[0]}: {now_taken} of {now_branches} branches, before {taken} of {branches}")
+    for name, before in read_rows(page).items():
+        branches, taken = measured.branches.get(name, (0, 0))
+        # A change of the module may add branches or remove some, so the number not taken is what may not rise.
+        if before.branches and branches - taken > before.branches - before.taken:
+            fallen.append(f"{name}: {taken} of {branches} branches, before {before.taken} of {before.branches}")
     return fallen
+
+
+def branches_line(page: str) -> str:
+    """The sentence on the branches of all modules, for those who run the tests."""
+    total = read_rows(page)[SUM]
+    return (
+        f"Of the {total.branches:,} branches of the modules that decide, {total.taken:,} "
+        f"({_share(total.taken, total.branches)}) were taken when make coverage measured them last; it fails if a "
+        "module has more that are not."
+    )
 
 
 def read_equivalent(path: Path) -> dict[str, str]:

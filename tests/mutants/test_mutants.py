@@ -5,13 +5,26 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 from support.harness import WAIT
 
 from mutants.coverage_of_tests import Coverage
 from mutants.operators import mutants_of, mutated
-from mutants.results import Result, Results, fallen_branches, read_equivalent, row, sole_killers, table
+from mutants.results import (
+    Result,
+    Results,
+    Row,
+    branches_line,
+    fallen_branches,
+    keep_known,
+    read_equivalent,
+    read_rows,
+    row,
+    sole_killers,
+    table,
+)
 
 SOURCE = '''
 """A module."""
@@ -127,9 +140,20 @@ def test_the_counts_of_a_module() -> None:
 
 
 def test_a_module_with_more_branches_that_are_not_taken_is_reported() -> None:
-    page = "| module | x | branches |\n| a.py | 1 | 7/10 |\n| b.py | 1 | 7/10 |\n| gone.py | 1 | 1/2 |\n"
+    page = table({"a.py": Row(branches=10, taken=7), "b.py": Row(branches=10, taken=7), "gone.py": Row(branches=2)})
     branches = {"a.py": (12, 9), "b.py": (12, 8), "new.py": (5, 0)}
     assert fallen_branches(page, Coverage("", [], [], [], {}, branches)) == ["b.py: 8 of 12 branches, before 7 of 10"]
+
+
+def test_what_was_found_on_another_machine_stays_in_the_table() -> None:
+    counts = Counter({"decisions": 5, "tf": 0, "simulation": 1, "backends": 0})
+    before = {"a.py": Row(10, 8, 6, counts, 1, 1, 1, 1, 0, 12, 11), "b.py": Row(5, branches=4, taken=2)}
+    assert {name: rows for name, rows in read_rows(table(before)).items() if name in before} == before
+    less = {"a.py": Row(11, 2, 2), "b.py": Row(5, 1, 1, branches=6, taken=5), "new.py": Row(3)}
+    keep_known(less, before)
+    kept = Row(11, 8, 6, counts, 1, 1, 1, 1, 0, 12, 11)
+    assert less == {"a.py": kept, "b.py": Row(5, 1, 1, branches=6, taken=5), "new.py": Row(3)}
+    assert "16 branches of the modules that decide, 13 (81.2 %)" in branches_line(table(before))
 
 
 def test_an_equivalent_mutant_has_a_reason(tmp_path: Path) -> None:
