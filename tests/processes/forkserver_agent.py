@@ -22,7 +22,7 @@ from dlrover_run.workers.starter import START_CODE, WANTED_VARIABLE
 from dlrover_run.workers.template_client import Template, TemplateError, UnsafeToFork, fork_request
 
 PR_SET_CHILD_SUBREAPER = 36
-WAIT_TIMEOUT = 120
+WAIT_TIMEOUT = 235
 
 
 async def ended(pid: int) -> int:

@@ -119,6 +119,22 @@ def test_it_imports_what_the_workers_did_and_a_template_must_not_but_nothing_of_
     assert (learned.directory / "trace.near").read_text().split() == pids
 
 
+def test_it_may_import_more_names_than_one_answer_holds(case: Case) -> None:
+    """As those of torch with its compiler."""
+    site = case.directory / "lib" / "site-packages"
+    site.mkdir(parents=True)
+    names = [f"m{number:03}{'x' * 196}" for number in range(400)]
+    for name in names:
+        (site / f"{name}.py").write_text("")
+    write(
+        case, f"import sys\nprint({names[-1]!r} in sys.modules)\ndef main():\n    import {', '.join(names)}\nmain()\n"
+    )
+    case.env = {"PYTHONPATH": str(site)}
+    result = case.agent("fork", "wait", *BECOMES, "wait")
+    assert 0 < len(result["ahead"]["imported"]) < len(names)
+    assert [case.output(rank)[0] for rank in (0, 1)] == ["False\n", "True\n"]
+
+
 def test_it_knows_nothing_of_a_round_before_it_has_a_rank(learned: Case) -> None:
     result = learned.agent("fork", "wait", *BECOMES, "wait")
     pid = str(result["ahead"]["pid"])

@@ -35,15 +35,16 @@ class AgentLine:
         if self._socket.recv(1) != b"g":
             os._exit(EXIT_ABANDONED)
 
-    def send(self, answer: dict[str, Any]) -> None:
-        self._socket.send(json.dumps(answer).encode())
+    def send(self, packet: bytes) -> None:
+        """Answer with JSON of at most `serve.MAX_ANSWER` bytes."""
+        self._socket.send(packet)
 
     def command(self) -> tuple[dict[str, Any], list[int]]:
         """Wait for the command of the worker, which has gone on when this returns, and its descriptors."""
         packet, fds, _, _ = socket.recv_fds(self._socket, 1, MAX_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
         if not packet:
             os._exit(0)
-        self.send({})
+        self.send(b"{}")
         self.wait()
         return read_request(fds[0]), fds
 

@@ -339,7 +339,7 @@ class Server:
         set_environment(apply_env_delta(request["env"], env_delta(self._template.environment, os.environ)))
         self._template.environment = request["env"]
         process_title.set_process_title((ahead.TITLE,), request["env"])
-        line.send(self._prepare_ahead(request))
+        line.send(_packed(self._prepare_ahead(request)))
         self._libc.fflush(None)
         command, fds = line.command()
         return self._become(command, fds[1:4], [*fds, line.detach()], None)
