@@ -43,6 +43,6 @@ def test_a_failure_of_one_rank_wherever_it_runs_stops_the_job(tmp_path: Path) ->
     done = job(tmp_path, BAD_RANK="2")
     assert done.code == 1
     shown = " ".join(re.sub(r"\[node \d\] ", "", done.out + done.err).split())
-    assert re.search(r"ollows rank 2 \(\d of \d failures\) on every device and node", shown)
+    assert re.search(r"ollows rank 2 \(\d of \d failures\) on other devices or nodes too: its data", shown)
     assert "exchange their ranks" in shown
     assert re.search(r"stopped instead of \d more restarts", shown)

@@ -42,7 +42,8 @@ _ODDS: Mapping[Cause, _Odds] = {
     Cause.RANK: _Odds(0.1, 1.0, 0.98, 0.98, 0.0005),
     Cause.CHECKPOINT: _Odds(0.1, 1.0, 0.98, 0.98, 0.0005, together=0.6, wide=0.6),
     Cause.CODE: _Odds(0.1, 1.0, 0.98, 0.98, 0.0005, together=0.7, wide=0.6),
-    Cause.CHANCE: _Odds(0.5, 0.5, 0.5, 0.02, 0.5),
+    # Also what is away for a while, so that all workers fail alike at their start.
+    Cause.CHANCE: _Odds(0.5, 0.5, 0.8, 0.02, 0.5, together=0.2, wide=0.6),
 }
 
 SEVERAL = 0.8
@@ -119,6 +120,9 @@ def _log_place(suspect: Suspect, trials: Sequence[Trial]) -> float:
             return found + _anywhere_or_fixed(there) - math.log(max(1.0, first.workers / first.local))
         case Cause.CHECKPOINT | Cause.CODE:
             return found + _anywhere_or_fixed(there, of_all=True)
+        case _ if any(each.alike in (Alike.NODE, Alike.NODES) for each in trials):
+            # What several workers fail with is not where one of them is.
+            return _anywhere_or_fixed(trials, of_all=True)
         case _:
             return sum(-math.log(each.workers) for each in trials)
 

@@ -15,6 +15,7 @@ from dlrover_run.coordination.records.assignment import Assignment
 from dlrover_run.coordination.records.parts import with_part
 from dlrover_run.coordination.records.report import NodeReport
 from dlrover_run.coordination.records.round import RoundKey
+from dlrover_run.failures.causes import root_cause
 from dlrover_run.failures.guard import guarded
 from dlrover_run.failures.worker_exit import WorkerExit
 from dlrover_run.features.experiments.kinds import kind_of
@@ -49,9 +50,16 @@ class Experiments(WorkersFeature):
         self._round = workers
 
     def round_ends(self) -> None:
-        """All workers have ended: whether several of them failed in the same way."""
-        current, failed = self._round, self._failed
-        if current is None or failed is None or failed.key != current.key or failed.several is not None:
+        """All workers have ended: whether several of them failed in the same way. Where another node was first, the
+        workers of this one may have failed too, before they were stopped."""
+        current = self._round
+        if current is None or not current.ends:
+            return
+        if self._judged != current.key and (end := root_cause(current.ends)) is not None:
+            self._judged = current.key
+            self._failed = guarded("the kind of a failure", partial(self._describe, current, end), None)
+        failed = self._failed
+        if failed is None or failed.key != current.key or failed.several is not None:
             return
         kinds = [guarded("the kind of a failure", partial(kind_of, end), None) for end in current.ends if end.failed]
         alike = sum(kind is not None and kind.digest == failed.kind.digest for kind in kinds)

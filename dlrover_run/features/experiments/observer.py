@@ -26,7 +26,7 @@ from dlrover_run.features.experiments.model import (
     Trial,
 )
 from dlrover_run.features.experiments.text import ExperimentsCode
-from dlrover_run.words.reasons import Reason, Reasons
+from dlrover_run.words.reasons import Reasons
 from dlrover_run.words.text import node_name
 
 
@@ -180,19 +180,19 @@ def _reasons(verdict: Verdict, trials: tuple[Trial, ...], plan: Plan) -> Reasons
             return (ExperimentsCode.NODE(node=name, **counts),)
         case Cause.RANK:
             found = [ExperimentsCode.RANK(rank=suspect.number, **counts)]
-        case Cause.CHECKPOINT:
-            found = [ExperimentsCode.FROM_CHECKPOINT(step=suspect.number)] if suspect.number else [_code(verdict)]
+            if len({(each.node, each.device) for each in alike if each.rank == suspect.number}) > 1:
+                found.append(ExperimentsCode.MOVED())
+            cause = ExperimentsCode.OF_RANK()
+        case Cause.CHECKPOINT if suspect.number:
+            return (ExperimentsCode.FROM_CHECKPOINT(step=suspect.number),)
         case _:
-            found = [_code(verdict)]
+            found, cause = [ExperimentsCode.CODE(failures=verdict.failures)], ExperimentsCode.OF_CODE()
     if last.step is not None and len({each.step for each in alike}) == 1:
         found.append(ExperimentsCode.AT_STEP(step=last.step))
-    if Cause.CHECKPOINT in verdict.perhaps or (suspect.cause is Cause.CHECKPOINT and not suspect.number):
+    found.append(cause)
+    if Cause.CHECKPOINT in (suspect.cause, *verdict.perhaps):
         found.append(ExperimentsCode.OR(names="the checkpoint"))
     return tuple(found)
-
-
-def _code(verdict: Verdict) -> Reason:
-    return ExperimentsCode.CODE(failures=verdict.failures)
 
 
 OBSERVER = ExperimentsObserver

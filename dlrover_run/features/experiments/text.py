@@ -21,12 +21,13 @@ class ExperimentsCode(ReasonCode):
     GPU = "it follows {device} of {node} ({there} of {failures:#failure} with it): the node leaves"
     NODE = "it follows {node} ({there} of {failures:#failure} there): the node leaves"
     NODE_DEVICE = "it follows {node}, each time on its {device} ({failures:#failure}): the node leaves"
-    RANK = (
-        "it follows rank {rank} ({there} of {failures:#failure}) on every device and node: its data, or code of its own"
-    )
-    CODE = "it comes with everything ({failures:#failure}): the code"
+    RANK = "it follows rank {rank} ({there} of {failures:#failure})"
+    MOVED = ", on other devices or nodes too"
+    CODE = "it comes with everything ({failures:#failure})"
     FROM_CHECKPOINT = "it comes from checkpoint {step}"
     AT_STEP = ", at step {step}"
+    OF_CODE = ": the code"
+    OF_RANK = ": its data, or code of its own"
     OR = ", or {names}"
     STOPPED = "stopped instead of {left} more {left:restart|restarts}"
 

@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from dlrover_run.features.experiments.advise import Advice, Possible, Verdict, advise
 from dlrover_run.features.experiments.kinds import Kind
 from dlrover_run.features.experiments.model import AT_ONCE, Alike, Cause, Change, Passed, Trial
@@ -74,9 +76,9 @@ def kind(name: str, error: str = "RuntimeError") -> Kind:
     return Kind(f"{random.Random(name).getrandbits(64):016x}", "exception", error, "train.py:1 in step")
 
 
-def places_of(nodes: Sequence[str], shifts: dict[str, int]) -> list[Place]:
+def places_of(nodes: Sequence[str], orders: dict[str, list[int]]) -> list[Place]:
     return [
-        Place(rank * GPUS + local, node, f"GPU {(local + shifts.get(node, 0)) % GPUS}")
+        Place(rank * GPUS + local, node, f"GPU {orders.get(node, range(GPUS))[local]}")
         for rank, node in enumerate(nodes)
         for local in range(GPUS)
     ]
@@ -86,7 +88,7 @@ def run_job(planted: Sequence[Planted], size: int, budget: int, seed: str, exper
     """A job of `size` nodes that may restart `budget` times."""
     chance = random.Random(seed)
     reports_steps = chance.random() < 0.5
-    nodes, shifts = [f"node-{n}" for n in range(size)], dict[str, int]()
+    nodes, orders = [f"node-{n}" for n in range(size)], dict[str, list[int]]()
     trials: list[Trial] = []
     passes: list[Passed] = []
     saved: list[int] = [0]
@@ -96,7 +98,9 @@ def run_job(planted: Sequence[Planted], size: int, budget: int, seed: str, exper
 
     def judge(possible: Possible) -> Advice:
         nonlocal spares, before
-        advice = advise(trials, passes, possible)
+        # Who failed with the last one is known once all of its workers have ended.
+        known = [*trials[:-1], replace(trials[-1], alike=None)] if passes == [] else trials
+        advice = advise(known, passes, possible)
         if advice.verdict is not None:
             right = [each.named_by(advice.verdict) for each in planted]
             found.verdicts.append(next((value for value in right if value), False))
@@ -109,7 +113,7 @@ def run_job(planted: Sequence[Planted], size: int, budget: int, seed: str, exper
 
     for number in range(1, budget + 2):
         start = max(step for step in saved if before is None or step < before)
-        places = places_of(nodes, shifts)
+        places = places_of(nodes, orders)
         chance = random.Random(f"{seed} {number}")
         this = Round(number, start, places, chance)
         failing = [(fails, each) for each in planted if (fails := each.fault(this)) is not None and fails.step < STEPS]
@@ -155,7 +159,8 @@ def run_job(planted: Sequence[Planted], size: int, budget: int, seed: str, exper
             found.changes += advice.change is not None
             match advice.change:
                 case Change.DEVICES:
-                    shifts[place.node] = shifts.get(place.node, 0) + 1
+                    order, one = orders.setdefault(place.node, [*range(GPUS)]), rank % GPUS
+                    order[one], order[(one + 1) % GPUS] = order[(one + 1) % GPUS], order[one]
                 case Change.NODES:
                     here = nodes.index(place.node)
                     there = (here + 1 + number % (size - 1)) % size
@@ -270,14 +275,14 @@ def flaky(chance: random.Random, size: int) -> Planted:
 
 
 def outage(chance: random.Random, size: int) -> Planted:
-    """A file system that is away for some rounds: all workers fail alike, at once."""
-    rounds = chance.randrange(2, 6)
+    """Something that all workers need is away for some rounds: they fail alike, at once."""
+    rounds, error = chance.randrange(2, 6), chance.choice(["OSError", "RuntimeError"])
 
     def fault(this: Round) -> Failing | None:
         alike = Alike.NODES if size > 1 else Alike.NODE
         return Failing(this.start, this.random.randrange(size * GPUS), alike) if this.number <= rounds else None
 
-    return Planted("outage", fault, kind("outage", "OSError"), lambda verdict: False)
+    return Planted("outage", fault, kind("outage", error), lambda verdict: False)
 
 
 CAUSES: dict[str, Callable[[random.Random, int], Planted]] = {

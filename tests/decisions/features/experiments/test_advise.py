@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from dlrover_run.features.experiments.advise import Advice, Possible, advise, may_pass
 from dlrover_run.features.experiments.evidence import weigh
@@ -70,15 +71,14 @@ def test_a_step_that_comes_again_far_from_the_begin_is_no_chance() -> None:
     assert weigh(early)[Suspect(Cause.CHANCE)] > 100 * weigh(deep)[Suspect(Cause.CHANCE)]
 
 
-def test_all_ranks_that_fail_alike_are_the_code() -> None:
-    found = advise(
-        [trial(5, 1, 1, alike=Alike.NODES, resumed=0, depth=0), trial(9, 2, 1, alike=Alike.NODES, resumed=0, depth=0)],
-        [],
-        ALL,
-    )
-    assert found.verdict is not None
-    assert found.verdict.suspect.cause is Cause.CODE
-    assert found.verdict.stops
+def test_all_ranks_that_fail_alike_at_one_step_are_the_code_and_at_the_start_perhaps_what_is_away() -> None:
+    deep = [trial(rank, rank // 4, 1, alike=Alike.NODES, resumed=0, depth=400) for rank in (5, 9, 2)]
+    found = advise(deep, [], ALL).verdict
+    assert found is not None
+    assert found.suspect.cause is Cause.CODE
+    assert found.stops
+    early = [replace(each, depth=0) for each in deep]
+    assert advise([*early, *early], [], ALL).verdict is None
 
 
 def test_what_may_pass_by_itself_never_stops_a_job() -> None:
@@ -111,7 +111,7 @@ def test_failures_anywhere_at_any_step_are_chance() -> None:
 
 
 def test_a_checkpoint_is_named_once_a_round_from_an_earlier_one_has_passed() -> None:
-    alike = [trial(rank, rank // 4, rank % 4, depth=7, resumed=4800, alike=Alike.NODES) for rank in (5, 9)]
+    alike = [trial(rank, rank // 4, rank % 4, depth=7, resumed=4800, alike=Alike.NODES) for rank in (5, 9, 2)]
     possible = ALL._replace(checkpoint=True)
     assert advise(alike, [], possible) == Advice(
         change=Change.CHECKPOINT, suspect=Suspect(Cause.CHECKPOINT, number=4800)
