@@ -1,5 +1,5 @@
-"""The tables of docs/failures.md, docs/published-experiments.md and docs/events.md agree with the code: existing tests,
-times, lines, actions of the script, events and their fields.
+"""The faults and tables of docs/failures.md, docs/published-experiments.md and docs/events.md agree with the code:
+tests, times, lines, actions of the script, events and their fields.
 """
 
 from __future__ import annotations
@@ -47,13 +47,21 @@ def names_in(file: Path) -> set[str]:
 
 
 def test_every_fault_names_a_test_that_exists() -> None:
-    rows = rows_of(FAULTS, "fault")
-    assert len(rows) > 30
-    for row in rows:
-        named = re.findall(r"`(test_\w+\.py)::(test_\w+)`", row)
-        assert named, row
+    sections = FAULTS.split("\n#### ")[1:]
+    assert len(sections) > 150
+    for section in sections:
+        named = re.findall(r"`(test_\w+\.py)::(test_\w+)`", section.partition("\n- Shown by")[2])
+        assert named, section
         for file, name in named:
             file_of(file, name)
+
+
+def test_every_fault_has_an_anchor_of_its_own_and_says_what_follows() -> None:
+    titles = re.findall(r"^#+ (.*)$", FAULTS, re.MULTILINE)
+    assert len({re.sub(r"[^\w\- ]", "", title.lower()) for title in titles}) == len(titles)
+    for section in FAULTS.split("\n#### ")[1:]:
+        follows = section.split("\n\n")[1]
+        assert not follows.startswith("- "), section
 
 
 ROWS = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in rows_of(EXPERIMENTS, "experiment")]
