@@ -18,6 +18,8 @@ DETACHED = {"dlrover_run/background.py": 2}
 def detached(source: str) -> int:
     """How many tasks a module starts on the loop itself, and not in a group."""
     found = 0
+    if not any(name in source for name in ("ensure_future", "create_task")):
+        return found
     for node in ast.walk(ast.parse(source)):
         if not isinstance(node, ast.Call):
             continue
@@ -55,6 +57,8 @@ LIMITS = {"dlrover_run/background.py": 2}
 def limits(source: str) -> int:
     """How often a module limits a wait by what asyncio has for it."""
     names = ("timeout", "timeout_at", "wait_for")
+    if not any(f"asyncio.{name}" in source for name in names):
+        return 0
     return sum(
         isinstance(node, ast.Call) and ast.unparse(node.func) in [f"asyncio.{name}" for name in names]
         for node in ast.walk(ast.parse(source))

@@ -97,9 +97,11 @@ def names_elsewhere() -> set[str]:
         tree = ast.parse(path.read_text())
         classes = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
         for name, node in classes.items():
+            if not (words := NAME.findall(ast.get_docstring(node) or "")):
+                continue
             bases = [base.id for base in node.bases if isinstance(base, ast.Name)]
             code = "\n".join(_code(classes[each]) for each in (name, *bases) if each in classes)
-            for word in NAME.findall(ast.get_docstring(node) or ""):
+            for word in words:
                 if not re.search(rf"\b_?{word}\b", code):
                     found.add(f"{name}.{word}")
     return found
@@ -110,6 +112,8 @@ def names_outside_the_module() -> set[str]:
     found = set()
     for path in MODULES:
         text = path.read_text()
+        if not NAME.search(text):
+            continue
         names = set(re.findall(r"\w+", re.sub(r'"""[\s\S]*?"""', "", text)))
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):

@@ -52,7 +52,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--check", action="store_true", help=check)
     branches = "run nothing, print the sentence on the branches of results.md"
     parser.add_argument("--branches", action="store_true", help=branches)
-    parser.add_argument("--table", action="store_true", help="write results.md, unless the check fails")
+    parser.add_argument("--table", action="store_true", help="write all of results.md, unless the check fails")
     parser.add_argument("--alone", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     options.group = options.group or [name for name in GROUPS if modules(GROUPS[name], *options.module)]
@@ -76,8 +76,9 @@ def report(options: argparse.Namespace) -> int:
         for name, text in modules(GROUPS[group]).items():
             mutants = mutants_of(name, text)
             names |= {mutant.name for mutant in mutants}
-            if name in shown:
+            if name in shown or options.table:
                 rows[name] = row(mutants, known, equivalent, measured.branches.get(name, (0, 0)))
+            if name in shown:
                 in_question += mutants
     if options.survivors:
         for mutant in in_question:
