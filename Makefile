@@ -177,6 +177,10 @@ $(DOCS)/.made:
 
 RELEASE := .venv-release
 
+.PHONY: changelog
+changelog: $(RELEASE)/.made ## make the fragments of changelog.d/ a section of CHANGELOG.md: VERSION=0.2.0
+	$(RELEASE)/bin/towncrier build --yes --version '$(VERSION)'
+
 build: $(RELEASE)/.made ## build the wheel and the source archive into dist/ and check their metadata
 	rm -rf dist
 	$(RELEASE)/bin/python -m build --outdir dist .
@@ -187,7 +191,7 @@ test-wheel: build ## install the wheel into an empty environment and run the REA
 
 $(RELEASE)/.made:
 	$(PYTHON) -m venv $(RELEASE)
-	$(RELEASE)/bin/pip install --quiet build twine
+	$(RELEASE)/bin/pip install --quiet build twine 'towncrier==26.9.0'
 	@touch $@
 
 benchmark: benchmark-recovery ## measure against torchrun; writes benchmarks/results/
