@@ -77,7 +77,7 @@ DEFECTS = {
     "a server with little to do is taken away": Defect(
         patched((autoscaling, "decide_servers"), by=take_away), master=4
     ),
-    "servers have no bound": Defect(patched((autoscaling, "decide_servers"), by=exceed), master=2, etcd=0),
+    "servers have no bound": Defect(patched((autoscaling, "decide_servers"), by=exceed), master=2, etcd=1),
     "workers are chosen while the servers change": Defect(
         patched((autoscaling, "decide"), by=choose_while_busy), master=66
     ),

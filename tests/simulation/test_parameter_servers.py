@@ -123,24 +123,24 @@ real_consume_restarts = failures.consume_restarts
 
 DEFECTS = {
     "a server is replaced within its version": Defect(
-        with_step(failures.lose_servers, by=keep_servers), master=0, etcd=0
+        with_step(failures.lose_servers, by=keep_servers), master=0, etcd=2
     ),
     "the loss of a server changes nothing": Defect(steps_without("lose_servers"), master=0, etcd=8),
     "the exit of a worker or a chief changes nothing": Defect(steps_without("replace_others"), master=6, etcd=1),
-    "no task is ever missing": Defect(steps_without("fill"), master=6, etcd=15),
+    "no task is ever missing": Defect(steps_without("fill"), master=8, etcd=15),
     "a change never ends": Defect(steps_without("conclude"), master=10, etcd=231),
     "the gate never opens": Defect(steps_without("open_gate"), master=0, etcd=0),
     "the exit of the chief is not noticed": Defect(steps_without("end_job"), master=0, etcd=0),
     "an id is used twice": Defect(
         patched((placement, "new_task"), (failures, "new_task"), by=give_old_id), master=0, etcd=0
     ),
-    "no exit is charged": Defect(patched((failures, "consume_restarts"), by=charge_nothing), master=6, etcd=1),
-    "every exit is charged twice": Defect(patched((failures, "consume_restarts"), by=charge_twice), master=6, etcd=1),
+    "no exit is charged": Defect(patched((failures, "consume_restarts"), by=charge_nothing), master=6, etcd=7),
+    "every exit is charged twice": Defect(patched((failures, "consume_restarts"), by=charge_twice), master=6, etcd=7),
     "the gate opens while processes of an earlier version run": Defect(
         with_step(versions.open_gate, by=open_gate_early), master=11
     ),
     "the chief saves while workers train": Defect(
-        patched((reshape, "workers_left"), by=lambda *given: False), master=11, etcd=20
+        patched((reshape, "workers_left"), by=lambda *given: False), master=11, etcd=28
     ),
     "workers always pass the gate": Defect(patched((engine, "_common_order"), by=let_all_in), master=4, etcd=0),
     "a task that was started counts as ready": Defect(

@@ -261,7 +261,7 @@ DEFECTS = {
             (gathering, "offers_a_fresh_port"),
             by=lambda rules, plan, leader: True,
         ),
-        master=76,
+        master=81,
     ),
     "a node offers a port again": Defect(patched((NodeState, "accept"), by=take_without_another_port), master=0),
     "assignments are sent before the plan is in the journal": Defect(
@@ -315,7 +315,7 @@ DEFECTS = {
         master=16,
     ),
     "a failure is not waited for that explains another": Defect(patched((JobRules, "blame_delay"), by=0.0), master=9),
-    "two processes may have one id": Defect(patched((Coordinator, "refusal"), by=lambda self, key: None), master=48),
+    "two processes may have one id": Defect(patched((Coordinator, "refusal"), by=lambda self, key: None), master=49),
     "newcomers take part unchecked": Defect(
         patched(
             (NodeCheckGate, "joins"),
