@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from support.harness import WAIT
 from support.nccl_ras import RasAnswers, RasServer, generated_job
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
@@ -426,3 +427,22 @@ def test_the_picture_has_a_panel_for_what_has_a_result(tmp_path: Path, monkeypat
     pause = Record(Key(PAUSES, "4 GiB", 1), GPU, {"save": 0.2, "copy": 0.08, "target": 0.24})
     picture.draw([killed("spawn", 9.0).run, killed("torchrun", 14.0).run, pause], tmp_path / "picture.png", REHEARSAL)
     assert panels == ["2 kills", "1 pauses"]
+
+
+def run_script(tmp_path: Path, python: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHON": python, "OUT": str(tmp_path / "out")}
+    command = ["bash", str(ROOT / "benchmarks/gpu/run.sh"), "--help"]
+    return subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=WAIT)
+
+
+@pytest.mark.torchrun
+def test_a_lent_machine_keeps_the_console_or_says_what_it_lacks(tmp_path: Path) -> None:
+    done = run_script(tmp_path, sys.executable)
+    assert "--rehearse" in done.stdout, done.stderr
+    assert (tmp_path / "out" / "console.log").read_text() == done.stdout
+    bare = tmp_path / "python"
+    bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
+    bare.chmod(0o755)
+    lacking = run_script(tmp_path, str(bare))
+    assert lacking.returncode == 1
+    assert "missing: torch, msgspec" in lacking.stderr
