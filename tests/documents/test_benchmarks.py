@@ -31,6 +31,7 @@ import ledger
 import node_check
 import progress_cost
 import recovery
+import reload
 import rendezvous
 import round_store
 import stalls
@@ -486,7 +487,17 @@ PUBLISHED: list[series.Series[Any]] = [
     ),
     *(
         one.SERIES
-        for one in (rendezvous, stalls, autoscale, check_decide, node_check, progress_cost, imports, warm_workers)
+        for one in (
+            rendezvous,
+            stalls,
+            autoscale,
+            check_decide,
+            node_check,
+            progress_cost,
+            imports,
+            warm_workers,
+            reload,
+        )
     ),
     ledger.series_of(Storm()),
     checkpoint_pause.series_of(None),
@@ -515,6 +526,16 @@ def test_stored_results_are_read_and_have_the_tables_beside_them(published: seri
         titles = {row.title for row in one.rows}
         assert not one.baseline or any(title.startswith(one.baseline) for title in titles)
         assert all(row.reached is not None for row in one.rows if row.target is not None and row.samples)
+
+
+def test_the_time_after_a_save_is_judged_by_turns_and_has_its_median_and_its_tail() -> None:
+    turns = [[0.1 * number, 1.0 * number, 0.5 * number] for number in range(1, 21)]
+    sessions = [reload.Session(reload.Key(2, number), turns[10 * number : 10 * number + 10]) for number in (0, 1)]
+    text = report.markdown(report.Summary("", tables=reload.tables([series.Kept(one, MACHINE) for one in sessions])))
+    lines = [re.sub(r" +", " ", line) for line in text.splitlines()]
+    assert "| 2 | dlrover-run --reload | 1.05 s | 1.90 s | 20 | - | - |" in lines
+    assert "| 2 | torchrun | 10.50 s | 19.00 s | 20 | 10.0 x | 10.0 to 10.0 |" in lines
+    assert reload.line(sessions[0]).endswith("torchrun 5.50 s, bare Popen 2.75 s")
 
 
 def test_the_published_results_are_small() -> None:
