@@ -12,6 +12,10 @@ from dlrover_run.features.experiments.model import Cause, Change, Passed, Suspec
 SURE = 0.999
 """The weight that what a verdict acts on needs: a node leaves, or the job stops, by mistake once in a thousand."""
 
+FIRM = 0.9
+"""The weight that it needs without the last failure already: one failure that is seen elsewhere by chance decides
+nothing."""
+
 NAMED = 0.999
 """The share of that weight with which the verdict names one thing, and not two that have the same consequence."""
 
@@ -81,7 +85,7 @@ def advise(trials: Sequence[Trial], passes: Sequence[Passed], possible: Possible
         return Advice()
     passed = [each for each in passes if each.kind.digest == last.kind.digest]
     weights = weigh(alike, passed)
-    verdict = _verdict(alike, weights, possible)
+    verdict = _verdict(alike, passed, weights, possible)
     if verdict is not None:
         return Advice(verdict)
     # A round that has come further has shown what it could.
@@ -90,7 +94,9 @@ def advise(trials: Sequence[Trial], passes: Sequence[Passed], possible: Possible
     return _change(last, weights, possible)
 
 
-def _verdict(trials: Sequence[Trial], weights: Mapping[Suspect, float], possible: Possible) -> Verdict | None:
+def _verdict(
+    trials: Sequence[Trial], passed: Sequence[Passed], weights: Mapping[Suspect, float], possible: Possible
+) -> Verdict | None:
     """The suspects with one consequence that have all the weight, if there are such."""
     last = trials[-1]
     groups = [
@@ -101,9 +107,13 @@ def _verdict(trials: Sequence[Trial], weights: Mapping[Suspect, float], possible
     # What cannot be told from a checkpoint, because no older one can be tried, has no other remedy either.
     last_causes = (Cause.RANK, Cause.CODE) if possible.checkpoint else (Cause.RANK, Cause.CODE, Cause.CHECKPOINT)
     final = [each for each in weights if each.cause in last_causes]
+    before = weigh(trials[:-1], passed)
     for group in groups if may_pass(last.kind.error) else [*groups, final]:
         weight = sum(weights[each] for each in group)
-        if weight < SURE:
+        # A checkpoint is named by a round that has passed, not by the last failure.
+        of_checkpoint = len(group) == 1 and group[0].cause is Cause.CHECKPOINT
+        firm = 1.0 if of_checkpoint else sum(before.get(each, 0.0) for each in group)
+        if weight < SURE or firm < FIRM:
             continue
         suspect = max(group, key=lambda each: weights[each])
         if weights[suspect] < NAMED * weight and suspect.cause is Cause.GPU:
