@@ -283,6 +283,12 @@ DEFECTS = {
         "if False:",
         "test_keepalives.py::test_a_heartbeat_is_no_progress_of_a_main_thread_that_waits_long_for_a_processor",
     ),
+    "heartbeats are progress of a main thread that polls": Defect(
+        "dlrover_run/features/hangs/search/changes.py",
+        "exchanged = exchanged and not (beats and polls)",
+        "pass",
+        "test_keepalives.py::test_a_worker_that_tries_again_and_again_makes_no_progress_by_heartbeats",
+    ),
     "the memory of a helper thread is progress of a main thread that spins": Defect(
         "dlrover_run/features/hangs/search/changes.py",
         "if main is Main.SPINS and now.main_faults is not None",

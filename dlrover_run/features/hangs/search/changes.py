@@ -7,7 +7,10 @@ memory, which a thread needs that copies for a device. What the main thread does
 |---|---|---|---|---|---|
 | still: it never had a processor | counts | - | - | - | counts |
 | spins: it had or awaited one nearly all the time, and nothing else | counts | counts | - | - | - |
-| runs now and then, or is not known | counts | counts | counts | counts | counts |
+| runs now and then, or is not known | counts | counts | counts, unless it polls | counts | counts |
+
+A main thread polls that runs also between the keep-alives, while that of another worker with keep-alives does not wake
+for them: what it does is not their work.
 
 A worker that waits for its device spins, and so does one that computes in one place: then stacks decide (`detector`).
 """
@@ -41,6 +44,9 @@ to a log, shows no progress."""
 
 SPIN_SHARE = 0.8
 """A main thread that has a processor, or waits for one, for this share of the time spins or computes."""
+
+MIN_POLLS = 3
+"""Samples in a row without any exchange in which a main thread ran now and then that polls."""
 
 CHILD_SHARE = 0.05
 """A child that uses or waits for a processor for this share of the time works."""
@@ -77,6 +83,8 @@ class Changes:
     _last: dict[int, Evidence] = field(default_factory=dict)
     _figures: dict[int, Evidence] = field(default_factory=dict)
     _steps: dict[int, int] = field(default_factory=dict)
+    _polls: dict[int, int] = field(default_factory=dict)
+    """By rank the samples in a row without an exchange in which its main thread ran."""
 
     @property
     def workers(self) -> int:
@@ -93,13 +101,26 @@ class Changes:
 
     def take(self, samples: Sequence[Evidence], steps: Mapping[int, int]) -> dict[int, Change]:
         """Take the evidence of all workers at one time and their steps; what each has done since the sample before."""
-        return {one.rank: self._change(one, samples, steps.get(one.rank)) for one in samples}
+        mains = {one.rank: _main_thread(self._figures.get(one.rank), one) for one in samples}
+        beating = [one.rank for one in samples if (before := self._last.get(one.rank)) and _beats(before, one)]
+        wake = not any(mains[rank] in (Main.STILL, Main.SPINS) for rank in beating)
+        for one in samples:
+            if (before := self._last.get(one.rank)) is not None and before.traffic[:2] == one.traffic[:2]:
+                self._note_poll(one.rank, mains[one.rank])
+        return {one.rank: self._change(one, samples, steps.get(one.rank), mains[one.rank], wake) for one in samples}
+
+    def _note_poll(self, rank: int, main: Main) -> None:
+        if main is Main.RUNS:
+            self._polls[rank] = self._polls.get(rank, 0) + 1
+        elif main is Main.STILL:
+            self._polls.pop(rank, None)
 
     def forget_figures(self) -> None:
         """The machine was frozen: the processor time of a freeze means nothing."""
         self._figures.clear()
 
-    def _change(self, one: Evidence, samples: Sequence[Evidence], steps: int | None) -> Change:
+    def _change(self, one: Evidence, samples: Sequence[Evidence], steps: int | None, main: Main, wake: bool) -> Change:
+        """`wake`: of all workers with keep-alives since the sample before the main threads have run now and then."""
         before = self._last.get(one.rank)
         self._last[one.rank] = one
         known = self._figures.get(one.rank)
@@ -107,10 +128,11 @@ class Changes:
             self._figures.pop(one.rank, None)
         else:
             self._figures[one.rank] = one
-        main = _main_thread(known, one)
+        polls = not wake and self._polls.get(one.rank, 0) >= MIN_POLLS
         # A worker alone has connections that need not be part of its training: only its own steps are.
+        beats = before is not None and _beats(before, one)
         exchanged = before is not None and _is_progress(before.traffic, one.traffic, main, known is not None)
-        beats = before is not None and before.traffic[:2] != one.traffic[:2] and not _has_exchanged(before, one)
+        exchanged = exchanged and not (beats and polls)
         trained = exchanged and (len(samples) > 1 or self.elsewhere)
         if steps is not None and self._steps.get(one.rank) != steps:
             trained = trained or one.rank in self._steps
@@ -133,6 +155,11 @@ def _has_exchanged(before: Evidence, one: Evidence) -> bool:
     """Whether it has exchanged more than heartbeats."""
     earlier, now = before.traffic, one.traffic
     return earlier[:2] != now[:2] if now.counted is None else earlier.counted != now.counted
+
+
+def _beats(before: Evidence, one: Evidence) -> bool:
+    """Whether it has exchanged heartbeats of known keep-alives and nothing else."""
+    return before.traffic[:2] != one.traffic[:2] and not _has_exchanged(before, one)
 
 
 def _main_thread(before: Evidence | None, one: Evidence) -> Main:

@@ -202,3 +202,53 @@ def test_a_wait_that_was_withdrawn_is_part_of_the_silent_rhythm() -> None:
     before = silent.detector.limit
     silent.detector.withdraw()
     assert silent.detector.limit > before
+
+
+class Beating:
+    """Two workers with a heartbeat each second, whose main threads do this; one that wakes runs only in that moment."""
+
+    def __init__(self, *mains: str) -> None:
+        self.mains = mains
+        self.now = 10.0
+        self.turns = [5.0, 5.0]
+        self.changes = Changes()
+
+    def progress(self) -> list[bool]:
+        self.now += 0.5
+        beat = self.now % 1 == 0
+        samples = []
+        for rank, main in enumerate(self.mains):
+            runs = main == RUNS or (main == WAKES and beat)
+            self.turns[rank] += 10 if runs or main == SPINS else 0
+            used = self.now if main == SPINS else 1.0
+            own = ProcessFigures(9, "python", "R" if main == SPINS else "S", 1, used, 0, 0, 0, 0.0, used)
+            own = own._replace(turns=int(self.turns[rank]))
+            sent = 100 * int(self.now)
+            samples.append(Evidence(rank, self.now, Traffic(sent, sent, carried=0, counted=60), WorkerFigures(own)))
+        return [change.progress for change in self.changes.take(samples, {}).values()]
+
+    def goes_on(self) -> bool:
+        found = [any(self.progress()) for _ in range(40)]
+        return any(found[20:])
+
+
+WAKES = "wakes"
+
+
+@pytest.mark.parametrize(
+    ("mains", "goes_on"),
+    [
+        ((RUNS, SPINS), False),
+        ((RUNS, STILL), False),
+        ((WAKES, SPINS), True),
+        ((WAKES, WAKES), True),
+        ((RUNS, RUNS), True),
+        ((RUNS, WAKES), True),
+        ((SPINS, SPINS), False),
+    ],
+)
+def test_a_worker_that_tries_again_and_again_makes_no_progress_by_heartbeats(
+    mains: tuple[str, str], goes_on: bool
+) -> None:
+    """As one that writes to a full disk each 0.1 s, while another one waits for it. Messages of a job wake workers."""
+    assert Beating(*mains).goes_on() is goes_on
