@@ -111,7 +111,8 @@ def table(rows: Mapping[str, Row]) -> str:
         "",
         "Written by `make mutants`; what it does is in [README](../README.md#mutants).",
         "",
-        f"Commit {commit}. {total.run:,} of {total.mutants:,} mutants were run. Of those that are not equivalent "
+        f"Written at commit {commit}; the counts of a module may be older. "
+        f"{total.run:,} of {total.mutants:,} mutants were run. Of those that are not equivalent "
         f"{_share(total.killed, total.run - total.equivalent)} were killed. Of the branches that were counted "
         f"{_share(total.taken, total.branches)} were taken.",
         "",
