@@ -44,8 +44,8 @@ def find(local_rank: int, workers: int) -> Device | None:
     return Device(os.environ["CHECK_DEVICE"]) if "CHECK_DEVICE" in os.environ else None
 
 
-def gated(stage: str, local_rank: int, measure: Callable[..., float]) -> Callable[..., float]:
-    def wait_and_measure(*args: Any) -> float:
+def gated(stage: str, local_rank: int, measure: Callable[..., Any]) -> Callable[..., Any]:
+    def wait_and_measure(*args: Any) -> Any:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as gate:
             gate.connect("\0" + os.environ["CHECK_GATE"])
             node = os.environ.get("TEST_NODE") or os.environ["DLROVER_LOCAL_NODE"]
@@ -56,9 +56,10 @@ def gated(stage: str, local_rank: int, measure: Callable[..., float]) -> Callabl
             word = gate.recv(16)
             if word == b"wrong":
                 torch.mm = bad_mm  # type: ignore[assignment]
-            measure(*args)
+            measured = measure(*args)
             gate.send(b"done")
-            return float(gate.recv(64))
+            speed = float(gate.recv(64))
+            return measured._replace(gigabytes=speed) if stage == "link" else speed
 
     return wait_and_measure
 
