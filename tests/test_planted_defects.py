@@ -405,8 +405,8 @@ DEFECTS = {
     ),
     "a mismatch waits until no kernel can take so long": Defect(
         "dlrover_run/features/hangs/search/guilt.py",
-        "is_certain=lag.kind in (LagKind.MISMATCH, LagKind.ORDER),",
-        "is_certain=False,",
+        "is_certain=is_cut or lag.kind in (LagKind.MISMATCH, LagKind.ORDER),",
+        "is_certain=is_cut,",
         "test_behind.py::test_a_mismatch_names_both_sides",
     ),
     "a stopped process that answers nothing is not named": Defect(

@@ -92,7 +92,8 @@ def test_a_message_that_describes_no_connection(message: bytes) -> None:
 
 
 def test_figures_of_a_process_and_its_child() -> None:
-    script = "import subprocess, sys; subprocess.run(['sleep', '100'])"
+    # The kernel counts processor time in ticks of up to 10 ms, and those of the process that runs at a tick.
+    script = "import os, subprocess\nwhile sum(os.times()[:2]) < 0.05: pass\nsubprocess.run(['sleep', '100'])"
     with subprocess.Popen([sys.executable, "-c", script]) as process:
         try:
             until(lambda: [c.name for c in _figures(process.pid).children] == ["sleep"])
