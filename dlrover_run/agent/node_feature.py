@@ -81,8 +81,8 @@ class NodeFeatures:
                 begun: NodeFeature = import_module(row.module("node")).NODE(services, tasks)
                 self._begun[row.name] = begun
                 begun.open()
-        # One that begins by a later assignment takes its place among those before it.
-        self._begun = {row.name: self._begun[row.name] for row in FEATURES if row.name in self._begun}
+                # One that begins by a later assignment takes its place among those before it.
+                self._begun = {each.name: self._begun[each.name] for each in FEATURES if each.name in self._begun}
 
     def of(self, kind: type[F]) -> list[F]:
         """Those of a class."""
