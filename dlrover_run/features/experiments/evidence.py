@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 from dlrover_run.features.experiments.model import Alike, Cause, Passed, Suspect, Trial
@@ -75,9 +76,7 @@ def _suspects(trials: Sequence[Trial]) -> list[Suspect]:
 def _log_weight(suspect: Suspect, trials: Sequence[Trial], passes: Sequence[Passed]) -> float:
     odds = _ODDS[suspect.cause]
     found = math.log(odds.prior) + _log_place(suspect, trials) + _log_alike(odds, trials)
-    for before, trial in zip([None, *trials], trials, strict=False):
-        if before is None:
-            continue
+    for before, trial in pairwise(trials):
         found += math.log(odds.again)
         if before.step is not None and trial.step is not None:
             same = odds.same_at_once if trial.at_once else odds.same_later
