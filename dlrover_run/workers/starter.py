@@ -136,10 +136,9 @@ class Starter:
         workers' program. A forked one begins when `until` is done. Raises OSError when it cannot be started."""
         program = self._program if folder is None else ("script", folder)
         if self._forking and self._template is not None and program is not None:
-            start_code = START_CODE if WANTED_VARIABLE in spec.environment else None
             try:
                 watch = self.watches_files
-                return await self._template.fork(spec, program, self._directory, start_code, until, watch)
+                return await self._template.fork(spec, program, self._directory, _start_code(spec), until, watch)
             except TemplateError as error:
                 await self._abandon(error)
         return spawn(replace(spec, environment=with_start_code(spec.environment)))
@@ -159,8 +158,7 @@ class Starter:
         """Have a process that was forked ahead become this worker, which begins when `until` is done. Returns its pid,
         or None if that process cannot; it is killed then."""
         assert self._program is not None, "only Python programs are forked"
-        start_code = START_CODE if WANTED_VARIABLE in spec.environment else None
-        request = fork_request(spec, self._program, self._directory, start_code)
+        request = fork_request(spec, self._program, self._directory, _start_code(spec))
         return ahead.pid if await ahead.become(request, spec.stdio, until) else None
 
     async def learn(self) -> None:
@@ -294,3 +292,8 @@ def _working_directory() -> str:
     except OSError as error:
         # A spawned worker inherits even one that has been removed.
         raise TemplateError(f"the working directory has no name any more ({error.strerror})") from error
+
+
+def _start_code(spec: ProcessSpec) -> str | None:
+    """The file whose function a forked worker calls before its program, if its environment asks for that."""
+    return START_CODE if WANTED_VARIABLE in spec.environment else None
