@@ -125,24 +125,19 @@ def _state(log: AgentLog) -> RoundFormed | NodeWaiting | None:
 
 def _stalls(logs: Sequence[AgentLog]) -> list[Reasons]:
     """The workers that make no progress at the end of the log, those first that keep the others waiting."""
-    return [
-        (WhyCode.STALLED(name=event.name, host=host, at=clock_text(_since(event))), *event.reasons)
-        for event, host in _stalled(logs, ended=False)
-    ]
+    return [_stall(WhyCode.STALLED, *each) for each in _stalled(logs, ended=False)]
 
 
 def _stalls_before(logs: Sequence[AgentLog]) -> list[Reasons]:
     """The workers for which the others waited when the job ended, as it was stopped or one that waited gave up."""
     found = _stalled(logs, ended=True)
     guilty = [each for each in found if each[0].guilty]
-    return [
-        (WhyCode.HAD_STALLED(name=event.name, host=host, at=clock_text(_since(event))), *event.reasons)
-        for event, host in guilty or found[:1]
-    ]
+    return [_stall(WhyCode.HAD_STALLED, *each) for each in guilty or found[:1]]
 
 
-def _since(event: WorkerStalled) -> datetime:
-    return event.time - timedelta(seconds=max(0.0, event.mono - event.since))
+def _stall(code: WhyCode, event: WorkerStalled, host: str) -> Reasons:
+    since = event.time - timedelta(seconds=max(0.0, event.mono - event.since))
+    return (code(name=event.name, host=host, at=clock_text(since)), *event.reasons)
 
 
 def _stalled(logs: Sequence[AgentLog], *, ended: bool) -> list[tuple[WorkerStalled, str]]:
